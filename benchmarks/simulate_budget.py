@@ -33,6 +33,7 @@ from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.request import EngineRequest, ModelLimits, Subscriber
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_kernels.attention.plan import gathering_pays
+from headrace_kernels.attention.shares import SHARED_PROGRAMS, share_out
 from headrace_request.request import Request
 from headrace_request.stop import Stop
 
@@ -59,19 +60,19 @@ _HEADS = 8
 # Query heads per key/value head; and keys per token from which the worker gathers contexts, leaving
 # a graph and outside of graphs.
 _GROUP = 4
+# Tiles and shares that a captured step has room for, as many as it has tokens: never too few here.
+_MOST_ITEMS = 1 << 10
 _GATHER_FROM_KEYS = 8192
 _GATHER_EAGER_KEYS = 2048
-# P programs of the paged kernel compute together at _PAGED_FLOPS * P / (P + _PAGED_HALF): 246 us a
-# layer for 512 tokens after 8,192 (measured: 257). None is faster than _PAGED_PROGRAM_FLOPS, chosen
-# so that the shortest chunk after 100,000 takes 54 ms in 32 layers, for a measured ITL p99 of 60
-# ms: 1.7 ms a layer.
-_PAGED_FLOPS = 400e12
-_PAGED_HALF = 50
-_PAGED_PROGRAM_FLOPS = 3.9e12
-# The gathered kernel: measured with 1,024 programs, and with 128 (136 us without the copy). Copying
+# P programs of the paged kernel, up to as many as run at a time, compute together at _PAGED_FLOPS *
+# P / (P + _PAGED_HALF). Measured: 64 programs 116 TFLOP/s (256 tokens after 8,000, each tile one
+# program's), 256 programs 313, 375 and 395 (64, 128 and 256 tokens after 100,000, shared).
+_PAGED_FLOPS = 1466e12
+_PAGED_HALF = 745
+# The gathered kernel: measured with 2,048 tiles, and with 128 (512 tokens after 100,000). Copying
 # moves 131,072 bytes a token of context twice, at 4.0 TB/s.
-_GATHERED_FLOPS = 536e12
-_GATHERED_PROGRAM_FLOPS = 4.07e12
+_GATHERED_FLOPS = 640e12
+_GATHERED_PROGRAM_FLOPS = 4.9e12
 _GATHER_MS = 2 * 131_072 / 4.0e12 * 1e3
 # A step outside of graphs takes at least as long as launching its kernels one by one. Assumed, not
 # measured.
@@ -181,7 +182,8 @@ class Device:
 def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
     """Milliseconds that chunks (start, tokens) of prompts take in all layers.
 
-    There are as many programs as tiles and heads, the longest of them at its own rate.
+    There are as many programs as tiles, or shares of them, and heads; of the gathered kernel the
+    longest has its own rate.
     """
     tiles = [math.ceil(count / _TILE_TOKENS) for _, count in chunks]
     flop = sum(
@@ -191,9 +193,9 @@ def _attention_ms(chunks: list[tuple[int, int]], gathered: bool) -> float:
     if gathered:
         copy_ms = sum(start + count for start, count in chunks) * _GATHER_MS
         return copy_ms + 1e3 * max(flop / _GATHERED_FLOPS, longest_flop / _GATHERED_PROGRAM_FLOPS)
-    num_programs = sum(tiles) * _HEADS
-    flops = _PAGED_FLOPS * num_programs / (num_programs + _PAGED_HALF)
-    return 1e3 * max(flop / flops, longest_flop / _PAGED_PROGRAM_FLOPS)
+    keys = np.repeat([start + count for start, count in chunks], tiles)
+    num_programs = min(int(share_out(keys, _HEADS, _MOST_ITEMS).sum()) * _HEADS, SHARED_PROGRAMS)
+    return 1e3 * flop / (_PAGED_FLOPS * num_programs / (num_programs + _PAGED_HALF))
 
 
 def linear_ms(num_tokens: int) -> float:

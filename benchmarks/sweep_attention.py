@@ -48,7 +48,7 @@ def runs(kind: str, data: Layer, launch: Launch) -> Callable[[], object]:
             decode_attention(*arguments, step.decode, SCALE, None, output, launch=launch)
         else:
             assert step.prefill is not None
-            prefill_attention(*arguments, step.prefill.tiles, SCALE, None, output, launch=launch)
+            prefill_attention(*arguments, step.prefill, SCALE, None, output, launch=launch)
 
     return run
 

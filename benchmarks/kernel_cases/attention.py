@@ -28,6 +28,7 @@ from headrace_kernels.attention.paged import (
     PagedAttentionStep,
     PrefillWork,
     RawHeads,
+    ShareScratch,
     paged_attention,
     rotate_write_attend,
 )
@@ -42,8 +43,8 @@ from headrace_kernels.attention.quantized_kv import KV_TYPES, SCALE_BYTES, quant
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
 SCALE = HEAD_DIM**-0.5
-# Contexts of 65,536 tokens.
-_GATHER_BYTES = 1 << 28
+# Contexts of 131,072 tokens.
+_GATHER_BYTES = 1 << 29
 Case = tuple[Callable[[], object], int, int]
 
 
@@ -118,6 +119,7 @@ def _prefill_work(
     counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], gathers: bool, window: int | None
 ) -> PrefillWork | None:
     scratch = None
+    tile_tokens = prefill_tile_tokens(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
     if gathers:
         scratch = GatherScratch.allocate(NUM_KV_HEADS, HEAD_DIM, torch.bfloat16, "cuda", _GATHER_BYTES)
     columns = plan_prefill(
@@ -125,17 +127,22 @@ def _prefill_work(
         ends,
         NUM_HEADS,
         NUM_KV_HEADS,
-        prefill_tile_tokens(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM),
+        tile_tokens,
         max_query_len=query_len_class(counts),
+        num_tiles_padded=None if gathers else int(counts.sum()),
         gather_capacity=scratch.capacity if scratch else 0,
         sliding_window=window,
     )
-    if not columns.tiles.size:
+    if not (columns.tiles >= 0).any():
         return None
     gathered = None
     if columns.gather is not None and scratch is not None:
         gathered = GatheredContext(_column(columns.gather.chunks), _column(columns.gather.offsets), scratch)
-    return PrefillWork(_column(columns.tiles), gathered)
+    if gathered is not None:
+        return PrefillWork(_column(columns.tiles), gathered)
+    shape = (NUM_HEADS, [(NUM_KV_HEADS, HEAD_DIM)], torch.bfloat16, "cuda", tile_tokens)
+    shares = ShareScratch.allocate(*shape)
+    return PrefillWork(_column(columns.tiles), None, None, _column(columns.shares), shares)
 
 
 def seen(rows: Sequence[tuple[int, int]], window: int | None = None) -> tuple[int, int]:
@@ -223,6 +230,10 @@ def prefill() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "2048 after 32768 paged", functools.partial(prefill_case, 1, 2048, 32_768, gathers=False)
     yield "512 after 8192 gathered", functools.partial(prefill_case, 1, 512, 8192)
     yield "512 after 8192 paged", functools.partial(prefill_case, 1, 512, 8192, gathers=False)
+    yield "4x2048 gathered", functools.partial(prefill_case, 4, 2048)
+    for chunk in (64, 128, 256):
+        yield f"{chunk} after 100000 paged", functools.partial(prefill_case, 1, chunk, 100_000, gathers=False)
+    yield "512 after 100000 gathered", functools.partial(prefill_case, 1, 512, 100_000)
     yield "8x1000 paged", functools.partial(prefill_case, 8, 1000, gathers=False)
     yield "8192 window 4096 gathered", functools.partial(prefill_case, 1, 8192, window=4096)
     yield "128 after 4096 paged", functools.partial(prefill_case, 1, 128, 4096, gathers=False)

@@ -29,7 +29,7 @@ def test_streams_go_on_smoothly_beside_prompts_that_do_not_wait(slowness: float,
 @pytest.mark.slow
 def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> None:
     ahead, late = figures("poisson15", ahead=True), figures("poisson15")
-    assert float(late["ttft_p50_ms"]) < float(ahead["ttft_p50_ms"]) - 2
+    assert float(late["ttft_p50_ms"]) < float(ahead["ttft_p50_ms"]) - 1.5
     assert float(late["itl_p50_ms"]) < 1.01 * float(ahead["itl_p50_ms"])
     assert float(late["device_idle_ms"]) < 0.002 * 1e3 * float(late["wall_s"])
     assert float(late["held_plans"]) > 0.9 * float(late["steps"])
@@ -41,11 +41,9 @@ def test_plans_held_back_let_prompts_in_sooner_and_keep_the_device_busy() -> Non
 @pytest.mark.slow
 def test_streams_go_on_beside_a_prompt_of_a_hundred_thousand_tokens() -> None:
     result = figures("longprompt_poisson15")
-    # No choice of chunks keeps 25 ms: attention to 100,000 tokens is not split over keys, and takes
-    # 50 ms for the shortest chunk.
     assert float(result["itl_p50_ms"]) <= 12
-    assert float(result["itl_p99_ms"]) <= 75
-    assert float(result["ttft_p95_ms"]) <= 160
+    assert float(result["itl_p99_ms"]) <= 22
+    assert float(result["ttft_p95_ms"]) <= 80
     assert float(result["apart_ttft_s"]) <= 20
 
 

@@ -19,6 +19,7 @@ from headrace_kernels.attention.paged import (
     GatherScratch,
     PagedAttentionStep,
     PrefillWork,
+    ShareScratch,
 )
 from headrace_kernels.attention.plan import (
     decode_programs,
@@ -132,6 +133,7 @@ class Case:
         plan_window: int | None = None,
         spare_blocks: int = 3,
         column_offset: int = 0,
+        shares: bool = False,
     ) -> None:
         self.shape, self.rows, self.device = shape, rows, device
         self._column_offset = column_offset
@@ -156,7 +158,7 @@ class Case:
             decode=None,
             prefill=None,
         )
-        self._plan(counts, ends, max_query_len, padding, gather_bytes, plan_window or shape.window)
+        self._plan(counts, ends, max_query_len, padding, gather_bytes, plan_window or shape.window, shares)
 
     def _random(self, *size: int) -> Tensor:
         values = torch.randn(*size, generator=self._generator, device=self.device, dtype=torch.float32)
@@ -205,6 +207,7 @@ class Case:
         padding: int,
         gather_bytes: int,
         window: int | None,
+        shares: bool,
     ) -> None:
         shape, heads = self.shape, (self.shape.num_heads, self.shape.num_kv_heads)
         room = counts.size + padding
@@ -241,6 +244,12 @@ class Case:
             columns = (self._column(prefill.gather.chunks), self._column(prefill.gather.offsets))
             gathered = GatheredContext(*columns, gather_scratch)
         self.step.prefill = PrefillWork(self._column(prefill.tiles), gathered)
+        if shares:
+            of_layer = (shape.num_heads, [(heads[1], shape.head_dim)], shape.dtype, self.device, tile_tokens)
+            self.step.prefill.shares = self._column(prefill.shares)
+            self.step.prefill.scratch = ShareScratch.allocate(*of_layer)
+            self.step.prefill.scratch.partial.fill_(float("nan"))
+            self.step.prefill.scratch.lse.fill_(float("nan"))
 
     def oracle(self) -> Tensor:
         """[num_tokens, num_heads, head_dim] fp64, padding left out."""

@@ -194,6 +194,14 @@ def _decode_raw(shape: Shape, normed: bool, interleaved: bool = False, wide_norm
     attention.rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale, shape.window, case.case.sinks)
 
 
+_ABILITIES = (
+    ("has_warpgroup_products", 90),
+    ("has_warpgroup_instructions", 90),
+    ("has_copy_engine", 90),
+    ("has_fp8_products", 89),
+)
+
+
 def compile_attention(arch: int) -> list[Any]:
     """Compiles attention's kernels for several shapes.
 
@@ -202,15 +210,19 @@ def compile_attention(arch: int) -> list[Any]:
     """
     llama = _HEADS[0]
     with contextlib.ExitStack() as stack:
-        for ability, oldest in (("has_warpgroup_products", 90), ("has_copy_engine", 90), ("has_fp8_products", 89)):
+        for ability, oldest in _ABILITIES:
             stack.enter_context(mock.patch.object(card, ability, lambda device, oldest=oldest: arch >= oldest))
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(attention, "INTERPRETED", True))
         compiled = stack.enter_context(compiling_for(arch))
         for shape in (*_HEADS[:2], _SINKS):
             for rows, gather_bytes in ([(700, 1), (0, 20)], 0), ([(2048, 512)], 1 << 24):
-                case = Case(shape, rows, "cpu", gather_bytes=gather_bytes)
+                case = Case(shape, rows, "cpu", gather_bytes=gather_bytes, shares=shape is not _SINKS)
                 attention.paged_attention(case.query, case.kv_cache, case.step, shape.scale, shape.window, case.sinks)
+        if arch >= 90:
+            # Heads of 256 are gathered without warps of three trades.
+            case = Case(_HEADS[-1], [(2048, 768)], "cpu", gather_bytes=1 << 25)
+            attention.paged_attention(case.query, case.kv_cache, case.step, _HEADS[-1].scale)
         for shape in (*_HEADS, _SINKS):
             _decode_raw(shape, normed=shape.window is not None)
         _decode_raw(llama, normed=False, interleaved=True)

@@ -17,7 +17,7 @@ import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
 from headrace_kernels import card, triton_runtime
-from headrace_kernels.attention.output_gates import gate_heads, without_gates
+from headrace_kernels.output_gates import gate_heads, without_gates
 from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net
 from headrace_kernels.recurrence.entries import RecurrentEntries
 from headrace_kernels.recurrence.gated_delta import DeltaHeads

@@ -60,7 +60,7 @@ class Value(torch.Tensor):
         return self.view(dtype) if bitcast else super().to(dtype)
 
 
-def _value(tensor: Any) -> Value:
+def value(tensor: Any) -> Value:
     return torch.as_tensor(tensor).as_subclass(Value)
 
 
@@ -77,7 +77,7 @@ class Pointer:
     def read(self) -> Value:
         places = torch.as_tensor(self.places).as_subclass(Tensor).long()
         assert 0 <= int(places.min()) and int(places.max()) < self.tensor.numel()
-        return _value(self.tensor.flatten()[places])
+        return value(self.tensor.flatten()[places])
 
 
 class Shared:
@@ -96,8 +96,15 @@ class Shared:
         assert order == (1, 0)
         return Shared(self.numbers, True)
 
+    @property
+    def dtype(self) -> Kind:
+        return _KINDS[self.numbers.dtype]
+
     def load(self, layout: object) -> Value:
-        return _value(self.read().clone())
+        return value(self.read().clone())
+
+    def store(self, numbers: Tensor) -> None:
+        self.numbers.copy_(numbers)
 
     def _reinterpret(self, kind: Kind, shape: list[int], layout: object) -> Shared:
         assert kind.dtype == self.numbers.dtype
@@ -183,7 +190,7 @@ class _Program:
 
     # The functions of the language, by their names there.
     def program_id(self, axis: int) -> Value:
-        return _value(self.ids[axis])
+        return value(self.ids[axis])
 
     def async_copy_global_to_shared(self, smem: Shared, pointer: Pointer, mask: Tensor | None = None) -> None:
         places, copied = pointer.places, torch.ones(smem.numbers.shape, dtype=torch.bool)
@@ -225,7 +232,7 @@ class _Program:
         return total
 
     def mma_v2(self, left: Tensor, right: Tensor, total: Tensor) -> Value:
-        return _value(total + left.float() @ right.float())
+        return value(total + left.float() @ right.float())
 
     def warpgroup_mma_wait(self, num_under_way: int, deps: list[Tensor]) -> Tensor:
         while len(self.products) > num_under_way + (self.careless == "products" and num_under_way > 0):
@@ -245,7 +252,7 @@ def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> V
     places = torch.as_tensor(pointer.places).as_subclass(Tensor)
     mask = mask.expand(torch.broadcast_shapes(mask.shape, places.shape)).as_subclass(Tensor)
     numbers = Pointer(pointer.tensor, torch.where(mask, places, 0)).read()
-    return _value(torch.where(mask, numbers.as_subclass(Tensor), other))
+    return value(torch.where(mask, numbers.as_subclass(Tensor), other))
 
 
 def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
@@ -255,7 +262,7 @@ def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, Tensor) and condition.ndim:
-        return _value(torch.where(condition, a, b))
+        return value(torch.where(condition, a, b))
     return a if condition else b
 
 
@@ -263,14 +270,14 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 _OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma"}
 
 
-def _argument(given: Any) -> Any:
+def argument(given: Any) -> Any:
     """Returns a kernel's argument as the kernel sees it."""
     if isinstance(given, Tensor):
         return Pointer(given)
     return Descriptor(given) if isinstance(given, TensorDescriptor) else given
 
 
-def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
+def language(program_id: Callable[[int], Value], num_warps: int) -> types.SimpleNamespace:
     kinds = {str(dtype).removeprefix("torch."): kind for dtype, kind in _KINDS.items()}
 
     def nothing(*args: object, **kwargs: object) -> None:
@@ -289,17 +296,20 @@ def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
         SliceLayout=nothing,
         thread_barrier=nothing,
         static_range=range,
-        program_id=program.program_id,
+        program_id=program_id,
         allocate_shared_memory=_allocate,
-        arange=lambda first, end, layout: _value(torch.arange(first, end)),
-        zeros=lambda shape, kind, layout: _value(torch.zeros(shape, dtype=kind.dtype)),
-        minimum=lambda a, b: _value(torch.minimum(torch.as_tensor(a), torch.as_tensor(b))),
-        maximum=lambda a, b: _value(torch.maximum(torch.as_tensor(a), torch.as_tensor(b))),
+        arange=lambda first, end, layout: value(torch.arange(first, end)),
+        zeros=lambda shape, kind, layout: value(torch.zeros(shape, dtype=kind.dtype)),
+        full=lambda shape, number, kind, layout: value(torch.full(shape, number, dtype=kind.dtype)),
+        minimum=lambda a, b: value(torch.minimum(torch.as_tensor(a), torch.as_tensor(b))),
+        maximum=lambda a, b: value(torch.maximum(torch.as_tensor(a), torch.as_tensor(b))),
         where=_where,
-        sum=lambda x, axis: _value(x.sum(axis)),
+        sum=lambda x, axis: value(x.sum(axis)),
+        max=lambda x, axis: value(x.amax(axis)),
         expand_dims=lambda x, dim: x.unsqueeze(dim),
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
+        exp2=torch.exp2,
         load=_load,
         store=_store,
     )
@@ -333,17 +343,17 @@ def emulating(
             return launch
 
         def _run(self, grid: tuple[int, ...], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]) -> None:
-            values = [_argument(arg) for arg in args]
+            values = [argument(arg) for arg in args]
             for ids in itertools.product(*map(range, grid)):
                 program = _Program(ids, eager, careless)
-                language = _language(program, num_warps)
-                language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: _value(
+                names_of_language = language(program.program_id, num_warps)
+                language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: value(
                     assembly(source, operands, dtype)
                 )
                 names = {name: getattr(program, name) for name in _OF_A_PROGRAM & vars(module).keys()}
                 if "async_copy" in vars(module):
                     names["async_copy"] = program
-                with mock.patch.multiple(module, gl=language, **plain, **names):
+                with mock.patch.multiple(module, gl=names_of_language, **plain, **names):
                     plain[kernel](*values, **constants)
 
     with mock.patch.object(module, kernel, Launcher()):

@@ -19,9 +19,9 @@ from headrace_backend.layers.step_metadata import StepMetadata, of_group
 from headrace_backend.layers.value_heads import ValueHeads
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.attention.output_gates import gate_heads, without_gates
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.attention.rope_kv import rope_and_write_kv
+from headrace_kernels.output_gates import gate_heads, without_gates
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels.attention.gathered_sm90 import attend_gathered_sm90, takes_gathered_sm90
 from headrace_kernels.attention.plan import GATHER_MULTIPLE, prefill_tile_rows
 from headrace_kernels.attention.prefill import key_ranges, sees
 from headrace_kernels.attention.quantized_kv import CacheMemory, memory_of, scale_offsets
@@ -202,6 +203,9 @@ def gathered_attention(
     memory = memory_of(kv_cache)
     gather_contexts(kv_cache, memory, step, gathered, sliding_window)
     num_heads, head_dim = query.shape[1:]
+    if takes_gathered_sm90(query.device, head_dim):
+        attend_gathered_sm90(query, step, tiles, gathered, scale, sliding_window, output, sinks)
+        return
     scratch = gathered.scratch
     rows = prefill_tile_rows(head_dim, query.element_size())
     # 128 keys, 8 warps and 3 stages were best for 128 rows and heads of 128 on an H200 (549

@@ -37,6 +37,7 @@ from headrace_kernels.attention.step import (
     GatherScratch,
     PagedAttentionStep,
     PrefillWork,
+    ShareScratch,
 )
 from headrace_kernels.attention.tiles import heads_in_line
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -50,6 +51,7 @@ __all__ = [
     "PagedAttentionStep",
     "PrefillWork",
     "RawHeads",
+    "ShareScratch",
     "paged_attention",
     "paged_attention_reference",
     "rotate_write_attend",
@@ -273,8 +275,7 @@ def _run_kernels(
         return output
     tiles, gathered = step.prefill.tiles, step.prefill.gathered
     if gathered is None:
-        about = (scale, sliding_window, output, sinks)
-        prefill_attention(query, kv_cache, step, tiles, *about, tile_tokens=step.prefill.tile_tokens)
+        prefill_attention(query, kv_cache, step, step.prefill, scale, sliding_window, output, sinks)
     else:
         gathered_attention(query, kv_cache, step, tiles, gathered, scale, sliding_window, output, sinks)
     return output

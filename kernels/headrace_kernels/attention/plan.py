@@ -16,6 +16,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from headrace_kernels.attention.shares import share_out
+
 Int32Column = npt.NDArray[np.int32]
 _Int64Array = npt.NDArray[np.int64]
 
@@ -286,8 +288,11 @@ class GatherColumns:
 class PrefillColumns:
     """How entries with many query tokens are cut. All int32, -1 in what is not used."""
 
-    # [num_tiles, 2]: entry, its first query token in the tile. Longest context first.
+    # [num_tiles, 2]: entry, its first query token in the tile. Most keys first.
     tiles: Int32Column
+    # [num_tiles, 3]: number of the share of the tile's keys that the program sees, their number
+    # (most often 1), place of its result.
+    shares: Int32Column
     # None: keys and values are read from the cache.
     gather: GatherColumns | None
 
@@ -315,8 +320,8 @@ def plan_prefill(
         num_kv_heads: Key/value heads of one card's cache.
         tile_tokens: `prefill_tile_tokens` of the model.
         max_query_len: What `plan_decode` took, at most.
-        num_tiles_padded: Tiles that the column has room for (`max_prefill_tiles`); None: as many as
-            there are.
+        num_tiles_padded: Tiles that the columns have room for (`max_prefill_tiles`); room that is
+            left goes to shares of long ones. None: as many as there are.
         gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none
             (graphs, cards before sm_90).
         sliding_window: The widest of the model's layers; None if any layer sees all.
@@ -325,16 +330,33 @@ def plan_prefill(
         ValueError: More tiles than there is room for.
     """
     entries = np.flatnonzero(query_lens > max_query_len)
-    tiles = _tiles(entries, query_lens[entries], seq_lens[entries], tile_tokens, sliding_window)
-    if num_tiles_padded is not None:
-        if tiles.shape[0] > num_tiles_padded:
-            raise ValueError(f"num_tiles_padded is {num_tiles_padded}, and there are {tiles.shape[0]} tiles")
-        tiles = np.concatenate((tiles, np.full((num_tiles_padded - tiles.shape[0], 2), -1, np.int32)))
     gather = None
     if gather_capacity and entries.size:
         group = num_heads // num_kv_heads
         gather = _gather_columns(entries, query_lens, seq_lens, group, gather_capacity, sliding_window)
-    return PrefillColumns(tiles, gather)
+    tiles, keys = _tiles(entries, query_lens[entries], seq_lens[entries], tile_tokens, sliding_window)
+    room = tiles.shape[0] if num_tiles_padded is None else num_tiles_padded
+    if tiles.shape[0] > room:
+        raise ValueError(f"num_tiles_padded is {room}, and there are {tiles.shape[0]} tiles")
+    columns = np.full((room, 2), -1, np.int32), np.full((room, 3), -1, np.int32)
+    counts = np.ones_like(keys) if gather else share_out(keys, num_kv_heads, room)
+    _fill_shares(*columns, tiles, keys, counts)
+    return PrefillColumns(*columns, gather)
+
+
+def _fill_shares(
+    tiles: Int32Column, shares: Int32Column, whole: Int32Column, keys: _Int64Array, counts: _Int64Array
+) -> None:
+    """Writes the columns; `whole` are the tiles, of `keys` keys and for `counts` programs each."""
+    of_item = np.repeat(np.arange(counts.size), counts)
+    first = np.cumsum(counts) - counts
+    number = np.arange(of_item.size) - first[of_item]
+    # Tiles of one share have no result but the output.
+    places = np.cumsum(np.where(counts > 1, counts, 0)) - counts
+    items = np.stack((number, counts[of_item], places[of_item] + number), axis=1)
+    most_first = np.argsort(-(keys // counts)[of_item], kind="stable")
+    tiles[: of_item.size] = whole[of_item][most_first]
+    shares[: of_item.size] = items[most_first]
 
 
 def _tiles(
@@ -343,17 +365,16 @@ def _tiles(
     seq_lens: Int32Column,
     tile_tokens: int,
     sliding_window: int | None,
-) -> Int32Column:
-    """[num_tiles, 2], see `PrefillColumns`; lengths are those of `entries`."""
+) -> tuple[Int32Column, _Int64Array]:
+    """Tiles [num_tiles, 2] in order, and keys that each sees, at most; lengths are of `entries`."""
     counts = -(-query_lens.astype(np.int64) // tile_tokens)
     of_tile = np.repeat(np.arange(entries.size), counts)
     first = (np.arange(of_tile.size) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
     computed = (seq_lens.astype(np.int64) - query_lens)[of_tile]
     last = np.minimum(computed + first + tile_tokens, seq_lens[of_tile])
-    work = last if sliding_window is None else np.minimum(last, sliding_window + tile_tokens)
-    longest_first = np.argsort(-work, kind="stable")
-    tiles: Int32Column = np.stack((entries[of_tile], first), axis=1)[longest_first].astype(np.int32)
-    return tiles
+    keys = last if sliding_window is None else np.minimum(last, sliding_window + tile_tokens)
+    tiles: Int32Column = np.stack((entries[of_tile], first), axis=1).astype(np.int32)
+    return tiles, keys
 
 
 def gathered_tokens(seq_lens: Int32Column) -> int:

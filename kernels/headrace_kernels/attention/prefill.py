@@ -8,8 +8,9 @@ Keys and values are read from the cache through the block table.
 A program takes one tile of query tokens for one key/value head; the query heads of the group stand
 beside each other as rows of the tile, which fills it even for short chunks. Tiles of keys that
 every row sees whole run without a mask; those at the diagonal and at the window's edge run in loops
-of their own. The grid depends on the number of tiles only, so that graphs can fix it. Long chunks
-outside of graphs take `attention.gathered` instead.
+of their own. Where tiles are few, several programs share the keys of one (`attention.shares`). The
+grid depends on the number of tiles only, so that graphs can fix it. Long chunks outside of graphs
+take `attention.gathered` instead.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -22,10 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.attention.merge import share_of, store_share
 from headrace_kernels.attention.plan import prefill_tile_rows
 from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention.quantized_kv import memory_of
-from headrace_kernels.attention.step import PagedAttentionStep
+from headrace_kernels.attention.step import PagedAttentionStep, PrefillWork
 from headrace_kernels.attention.tiles import (
     LOG2_E,
     Launch,
@@ -126,7 +128,7 @@ def _paged_tile(
 # decide what is compiled.
 @triton.jit(
     do_not_specialize=["table_stride", "window"],
-    do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows"],
+    do_not_specialize_on_alignment=["tiles", "query_start_loc", "seq_lens", "table_rows", "shares"],
 )
 def _paged_kernel(
     query,
@@ -143,6 +145,10 @@ def _paged_kernel(
     score_scale,
     window,
     sinks,
+    shares,
+    partial,
+    lse,
+    done,
     SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
@@ -159,6 +165,10 @@ def _paged_kernel(
     if entry < 0:
         return
     tile_first = tl.load(item + 1) + tl.program_id(1) % CUTS * TILE_TOKENS
+    number, planned, count, place = 0, 1, 1, -1
+    if shares is not None:
+        share = shares + tl.program_id(1) // CUTS * 3
+        number, planned, place = tl.load(share), tl.load(share + 1), tl.load(share + 2)
     first_token = tl.load(query_start_loc + entry)
     num_tokens = tl.load(query_start_loc + entry + 1) - first_token
     if CUTS > 1:
@@ -179,6 +189,11 @@ def _paged_kernel(
     computed = seq_len - num_tokens
     positions = computed + token
     begin, full_begin, full_end, end = key_ranges(computed + tile_first, TILE_TOKENS, seq_len, window, TILE, WINDOWED)
+    if shares is not None:
+        begin, full_begin, full_end, end, count = share_of(begin, full_begin, full_end, end, number, planned, TILE)
+        if number >= count:
+            return
+        place = (place - number) * CUTS + tl.program_id(1) % CUTS * planned + number
     first_seen = 0
     largest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -206,45 +221,51 @@ def _paged_kernel(
         )  # fmt: skip
 
     if sinks is not None:
-        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, True)
+        acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, number == 0)
     offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim
     if SHAPE.kind != "":
         acc = acc * unit
-    result = (acc / total[:, None]).to(output.dtype.element_ty)
-    tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
+    if shares is None or count == 1:
+        result = (acc / total[:, None]).to(output.dtype.element_ty)
+        tl.store(output + offs_out[:, None] + offs_dim[None, :], result, mask=mask)
+    else:
+        store_share(
+            acc, largest, total, partial, lse, done, output, offs_out, mask_row, place, kv_head, number, count,
+            SHAPE, ROWS,
+        )  # fmt: skip
 
 
 def prefill_attention(
     query: Tensor,
     kv_cache: Tensor,
     step: PagedAttentionStep,
-    tiles: Tensor,
+    work: PrefillWork,
     scale: float,
     sliding_window: int | None,
     output: Tensor,
     sinks: Tensor | None = None,
     launch: Launch | None = None,
-    tile_tokens: int | None = None,
 ) -> None:
-    """Fills the rows of `output` that belong to the tiles, int32 [num_tiles, 2].
+    """Fills the rows of `output` that belong to the tiles of `work`.
 
     Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side;
-    `launch` replaces the rule, for measurements, and `tile_tokens` is that of
-    `attention.step.PrefillWork`.
+    `launch` replaces the rule, for measurements.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())
-    tokens, cuts = _cut_tiles(rows // (num_heads // num_kv_heads), tile_tokens)
+    tokens, cuts = _cut_tiles(rows // (num_heads // num_kv_heads), work.tile_tokens)
+    scratch = work.scratch
+    columns = (None,) * 4 if scratch is None else (work.shares, scratch.partial, scratch.lse, scratch.done)
     memory = memory_of(kv_cache)
     shape = attention_shape(num_heads, head_dim, kv_cache, memory)
     launch = launch or _launch_rule(rows, shape.padded_dim, query, memory.kind != "")
-    _paged_kernel[(num_kv_heads, cuts * tiles.shape[0])](
+    _paged_kernel[(num_kv_heads, cuts * work.tiles.shape[0])](
         query,
         memory.numbers,
         memory.scales,
         output,
-        tiles,
+        work.tiles,
         step.query_start_loc,
         step.seq_lens,
         step.rows,
@@ -254,6 +275,7 @@ def prefill_attention(
         scale * LOG2_E,
         sliding_window or 0,
         sinks,
+        *columns,
         SHAPE=shape,
         ROWS=rows,
         TILE_TOKENS=tokens,

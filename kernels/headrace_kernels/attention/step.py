@@ -10,6 +10,7 @@ chosen is `attention.plan`'s; the kernels are `attention.decode`, `attention.pre
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 import torch
@@ -17,7 +18,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_kernels import card
-from headrace_kernels.attention.plan import GATHER_MULTIPLE, MOST_PARTS, TARGET_PROGRAMS, decode_sizes
+from headrace_kernels.attention.plan import (
+    GATHER_MULTIPLE,
+    MOST_PARTS,
+    TARGET_PROGRAMS,
+    decode_sizes,
+    prefill_tile_rows,
+)
+from headrace_kernels.attention.shares import most_places
 
 
 @dataclasses.dataclass(slots=True)
@@ -142,6 +150,44 @@ class GatheredContext:
 
 
 @dataclasses.dataclass(slots=True)
+class ShareScratch:
+    """Results of programs that share a tile's keys, one for all layers as `DecodeScratch` is."""
+
+    # float32, of each place and key/value head [rows of a tile, head_dim]; and [rows of a tile].
+    partial: Tensor
+    lse: Tensor
+    # int32, of each place and key/value head: at a tile's first place, how many of its programs are
+    # done. 0 between launches.
+    done: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        num_heads: int,
+        heads: Iterable[tuple[int, int]],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        tile_tokens: int,
+    ) -> Self:
+        """Scratch for steps of any tiles of `tile_tokens` query tokens.
+
+        `heads` are (num_kv_heads, head_dim) of every kind of layer, which all have `num_heads`
+        query heads; results have the sizes of `dtype`'s tiles.
+        """
+        kinds = list(heads)
+        places = most_places(min(num_kv_heads for num_kv_heads, _ in kinds))
+        most_rows = most_numbers = most_heads = 0
+        for num_kv_heads, head_dim in kinds:
+            rows = prefill_tile_rows(head_dim, dtype.itemsize)
+            tiles = num_kv_heads * -(-tile_tokens // (rows // (num_heads // num_kv_heads)))
+            most_heads, most_rows = max(most_heads, tiles), max(most_rows, tiles * rows)
+            most_numbers = max(most_numbers, tiles * rows * head_dim)
+        partial = torch.empty(places * most_numbers, dtype=torch.float32, device=device)
+        lse = torch.empty(places * most_rows, dtype=torch.float32, device=device)
+        return cls(partial, lse, torch.zeros(places * most_heads, dtype=torch.int32, device=device))
+
+
+@dataclasses.dataclass(slots=True)
 class PrefillWork:
     """Entries with more query tokens. Columns as `attention.plan.PrefillColumns`, on the device."""
 
@@ -152,6 +198,9 @@ class PrefillWork:
     # Query tokens of a tile; a layer that takes fewer at a time cuts each into several. None: what
     # every layer takes.
     tile_tokens: int | None = None
+    # int32 [num_tiles, 3], and where results of shares go. None: each tile is one program's.
+    shares: Tensor | None = None
+    scratch: ShareScratch | None = None
 
 
 @dataclasses.dataclass(slots=True)

@@ -25,6 +25,7 @@ from headrace_kernels.attention.plan import (
     query_len_class,
     query_part,
 )
+from headrace_kernels.attention.shares import most_places
 
 
 def column(*values: int) -> npt.NDArray[np.int32]:
@@ -145,16 +146,74 @@ def test_any_prefill_is_covered_once_longest_first(
     query_lens = column(*(count for _, count in step))
     seq_lens = column(*(computed + count for computed, count in step))
     room = max_prefill_tiles(int(query_lens.sum()), len(step), tile_tokens)
-    tiles = plan_prefill(query_lens, seq_lens, 8, 2, tile_tokens, num_tiles_padded=room, sliding_window=window).tiles
-    assert tiles.shape == (room, 2)
-    used = tiles[tiles[:, 0] >= 0]
+    columns = plan_prefill(query_lens, seq_lens, 8, 2, tile_tokens, num_tiles_padded=room, sliding_window=window)
+    assert columns.tiles.shape == (room, 2) and columns.shares.shape == (room, 3)
+    used = columns.tiles[columns.shares[:, 0] == 0]
     expected = {
         (e, t) for e, count in enumerate(query_lens.tolist()) if count > 8 for t in range(0, count, tile_tokens)
     }
     assert {(e, t) for e, t in used.tolist()} == expected and len(used) == len(expected)
     ends = np.minimum(seq_lens[used[:, 0]] - query_lens[used[:, 0]] + used[:, 1] + tile_tokens, seq_lens[used[:, 0]])
-    work = np.minimum(ends, (window or 10**9) + tile_tokens)
+    work = np.minimum(ends, (window or 10**9) + tile_tokens) // columns.shares[columns.shares[:, 0] == 0, 1]
     assert (np.diff(work) <= 0).all()
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(step=_STEP, num_kv_heads=strategies.sampled_from([1, 8]), spare=strategies.integers(0, 300))
+def test_any_shares_of_a_tile_are_numbered_and_have_places_of_their_own(
+    step: list[tuple[int, int]], num_kv_heads: int, spare: int
+) -> None:
+    query_lens = column(*(count for _, count in step))
+    seq_lens = column(*(computed + count for computed, count in step))
+    room = max_prefill_tiles(int(query_lens.sum()), len(step), 32) + spare
+    columns = plan_prefill(query_lens, seq_lens, 4 * num_kv_heads, num_kv_heads, 32, num_tiles_padded=room)
+    used = columns.tiles[:, 0] >= 0
+    assert (columns.shares[~used] == -1).all()
+    places: list[int] = []
+    for tile in np.unique(columns.tiles[used], axis=0):
+        shares = columns.shares[(columns.tiles == tile).all(axis=1)]
+        shares = shares[np.argsort(shares[:, 0])]
+        count = int(shares[0, 1])
+        assert shares[:, 0].tolist() == list(range(count)) and (shares[:, 1] == count).all()
+        if count > 1:
+            assert np.ptp(shares[:, 2] - shares[:, 0]) == 0
+            places += shares[:, 2].tolist()
+    assert len(set(places)) == len(places) and max(places, default=0) < most_places(num_kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("query_len", "computed", "room", "shares"),
+    [
+        # Few tiles deep in a context fill a card, as far as there is room.
+        (64, 100_000, 256, {16}),
+        (128, 100_000, 256, {8}),
+        (128, 100_000, 16, {4}),
+        (128, 100_000, 4, {1}),
+        # Many do so without.
+        (2048, 100_000, 2048, {1}),
+        # A share has at least 512 keys.
+        (64, 1000, 256, {2}),
+        (64, 0, 256, {1}),
+    ],
+)
+def test_tiles_are_shared_where_they_are_few(query_len: int, computed: int, room: int, shares: set[int]) -> None:
+    columns = plan_prefill(column(query_len), column(computed + query_len), 32, 8, 32, num_tiles_padded=room)
+    assert set(columns.shares[columns.tiles[:, 0] >= 0, 1].tolist()) == shares
+
+
+def test_a_deep_chunk_is_shared_beside_short_prompts() -> None:
+    query_lens, seq_lens = column(64, *[300] * 6), column(100_064, *[300] * 6)
+    columns = plan_prefill(query_lens, seq_lens, 32, 8, 32, num_tiles_padded=512)
+    assert set(columns.shares[columns.tiles[:, 0] == 0, 1].tolist()) == {15}
+    assert (columns.shares[columns.tiles[:, 0] > 0, 1] == 1).all()
+
+
+def test_gathered_tiles_have_a_program_each() -> None:
+    columns = plan_prefill(
+        column(512), column(60_512), 32, 8, 32, num_tiles_padded=512, gather_capacity=1 << 16
+    )  # fmt: skip
+    assert columns.gather is not None
+    assert (columns.shares[columns.tiles[:, 0] >= 0, 1] == 1).all()
 
 
 def test_tiles_hold_whole_tokens_of_a_group() -> None:

@@ -202,6 +202,31 @@ def test_a_layer_with_a_narrower_window_than_the_plans_equals_fp64(
     check(Case(shape, rows, DEVICE, plan_window=plan_window, gather_bytes=GATHER_BYTES))
 
 
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(
+    ("shape", "rows", "plan_window"),
+    [
+        (Shape(4, 2, 16), [(2500, 20), (10, 30)], None),
+        (Shape(7, 1, 8, 16, has_sinks=True), [(2300, 9), (1200, 40)], None),
+        (Shape(4, 2, 16, 32, window=600, has_sinks=True), [(2500, 33)], 10_000),
+        # The window leaves most shares nothing, and rows of a share see nothing of it.
+        (Shape(2, 1, 16, window=40), [(2500, 100)], 10_000),
+        (Shape(6, 2, 80, 32, dtype=torch.float16, kv="fp8"), [(1900, 21)], None),
+        (Shape(4, 2, 64, dtype=torch.bfloat16), [(3000, 70)], None),
+    ],
+    ids=str,
+)
+def test_programs_that_share_a_tiles_keys_equal_fp64(
+    shape: Shape, rows: list[tuple[int, int]], plan_window: int | None
+) -> None:
+    case = Case(shape, rows, DEVICE, padding=60, plan_window=plan_window, shares=True)
+    assert case.step.prefill is not None and case.step.prefill.shares is not None
+    assert int(case.step.prefill.shares[:, 1].max()) > 2
+    check(case)
+    # Counters are 0 again: the next layer finds what the first one found.
+    check(case)
+
+
 def test_a_bad_row_spoils_no_other() -> None:
     case = Case(Shape(4, 2, 16), [(200, 1), (200, 1), (30, 20), (30, 20)], DEVICE)
     case.query[0] = float("nan")
@@ -259,6 +284,32 @@ def test_real_sizes_equal_fp64(shape: Shape) -> None:
     check(Case(shape, [(20_000, 1)], DEVICE))
     check(Case(shape, [(2000, 700), (0, 900), (5, 300), *decodes[:5]], DEVICE, gather_bytes=1 << 28))
     check(Case(shape, [(2000, 100), (0, 900), (5, 300), *decodes[:5]], DEVICE, padding=5))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("shape", [shape for shape in LARGE if shape.head_dim in (64, 128, 256)], ids=str)
+def test_gathered_contexts_of_real_sizes_equal_fp64(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shape.dtype is torch.float32:
+        pytest.skip("not gathered")
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_ROWS", 1)
+    monkeypatch.setattr("headrace_kernels.attention.plan._MIN_GATHER_KEYS", 1)
+    for rows in ([(2000, 700), (0, 900), (5, 300), (900, 1)], [(0, 4099)], [(3000, 513), (127, 700), (128, 640)]):
+        case = Case(shape, rows, DEVICE, max_query_len=1, padding=3, gather_bytes=1 << 28)
+        assert case.step.prefill is not None and case.step.prefill.gathered is not None
+        check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs a CUDA GPU")
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_programs_that_share_keys_of_real_sizes_equal_fp64(shape: Shape) -> None:
+    for rows in ([(20_000, 100)], [(9000, 64), (300, 50)], [(3000, 250), (100, 1)]):
+        case = Case(shape, rows, DEVICE, padding=200, max_query_len=1, plan_window=100_000, shares=True)
+        for _ in range(3):
+            check(case)
 
 
 @pytest.mark.gpu

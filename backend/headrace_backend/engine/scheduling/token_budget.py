@@ -66,12 +66,6 @@ _LEAST_CHUNK_TOKENS = 64
 # prompts, which would otherwise cost one more step.
 _AIM = 0.96
 _WHOLE_STEP_MARGIN = 1.25
-# From so deep in a context on, the least chunk grows, up to the second number at twice the depth:
-# attention's time then hardly depends on a chunk's length while each of its programs has a
-# multiprocessor, and from some hundred tokens on the worker gathers. Simulated: a prompt of 100,000
-# beside others takes 16 instead of 42 s, and their ITL p99 is 70 instead of 50 ms.
-_DEEP_CONTEXT_TOKENS = 16_384
-_LEAST_DEEP_CHUNK_TOKENS = 384
 # A prompt that needs more steps like this one than the first is a long one, and keeps the second of
 # a step if others could use it. The first line for which there are any holds. Simulated: the second
 # line takes 1 to 2 ms off poisson15's TTFT p95; it alone would let prompts of some steps wait
@@ -235,7 +229,7 @@ class TokenBudget:
         count = model.fitting_tokens(load, start, _AIM * limit_us)
         if count >= _LEAST_CHUNK_TOKENS:
             return count
-        return 0 if load.num_prefill_tokens else self._filling(self._least_chunk(start))
+        return 0 if load.num_prefill_tokens else self._filling(_LEAST_CHUNK_TOKENS)
 
     def _may_stretch(self, start: int, num_left: int) -> bool:
         """Whether a prompt is ended in this step although that takes longer than the limit."""
@@ -247,11 +241,6 @@ class TokenBudget:
             return False
         most_us = min(_STRETCH * self._limit_us, self._longest_us or math.inf)
         return self._model.fitting_tokens(load, start, most_us) >= num_left
-
-    def _least_chunk(self, start: int) -> int:
-        """Length of the shortest chunk of a prompt whose next token is at position `start`."""
-        growth = min(max(0.0, start / _DEEP_CONTEXT_TOKENS - 1), 1.0)
-        return int(_LEAST_CHUNK_TOKENS + growth * (_LEAST_DEEP_CHUNK_TOKENS - _LEAST_CHUNK_TOKENS))
 
     def _filling(self, count: int) -> int:
         """Rounds `count` tokens up to those that the step is padded with."""

@@ -42,6 +42,7 @@ from headrace_kernels.attention.step import (
     GatherScratch,
     PagedAttentionStep,
     PrefillWork,
+    ShareScratch,
 )
 from headrace_kernels.speculation.draft_inputs import PlannedEntries, lower_bounds, resolve_tokens
 from headrace_kernels.step_inputs import build_step_inputs, scatter_int32
@@ -161,6 +162,8 @@ class StepBuffers:
         self._decode_scratch = DecodeScratch.allocate(
             sizes.num_heads, sizes.num_kv_heads, head_dim, sizes.drafted_query_len, device, sizes.programs, num_kv_heads
         )
+        heads = [(cache.shape[2], cache.shape[4]) for cache in kv_caches]
+        self._share_scratch = ShareScratch.allocate(sizes.num_heads, heads, dtype, device, sizes.tile_tokens)
         # Contexts are gathered for layers that are all alike.
         most = gather_bytes if len({cache.shape[2:] for cache in kv_caches}) == 1 else 0
         self._gather_scratch = GatherScratch.allocate(num_kv_heads, head_dim, dtype, device, most)
@@ -267,8 +270,7 @@ class StepBuffers:
         rows: DeviceRows,
     ) -> StepMetadata:
         decode = self._decode_work(columns, part.query_len) if part.num_splits else None
-        tiles, tokens = columns.tiles.view(-1, 2), self._sizes.tile_tokens
-        prefill = PrefillWork(tiles, self._gathered(gather), tokens) if part.num_tiles else None
+        prefill = self._prefill_work(columns, gather) if part.num_tiles else None
         # Groups differ in where keys and values lie; work is divided by lengths, which they share.
         return grouped(
             [
@@ -289,6 +291,10 @@ class StepBuffers:
 
     def _decode_work(self, columns: AttentionColumns[torch.Tensor], query_len: int) -> DecodeWork:
         return DecodeWork(columns.splits.view(-1, 4), query_len, self._decode_scratch)
+
+    def _prefill_work(self, columns: AttentionColumns[torch.Tensor], gather: GatherColumns | None) -> PrefillWork:
+        tiles, shares = columns.tiles.view(-1, 2), columns.shares.view(-1, 3)
+        return PrefillWork(tiles, self._gathered(gather), self._sizes.tile_tokens, shares, self._share_scratch)
 
     def _gathered(self, gather: GatherColumns | None) -> GatheredContext | None:
         if gather is None:

@@ -41,8 +41,9 @@ class AttentionColumns(Generic[Column]):
     query_start_loc: Column
     # See `attention.plan.DecodeColumns`: [num_splits * 4].
     splits: Column
-    # See `attention.plan.PrefillColumns`: [num_tiles * 2].
+    # See `attention.plan.PrefillColumns`: [num_tiles * 2] and [num_tiles * 3].
     tiles: Column
+    shares: Column
     # In workers that draft: [num_entries] see `StepColumns.bounds`; else nothing.
     bounds: Column
     # Likewise: [num_entries] drafts at the end of each entry.
@@ -86,7 +87,7 @@ def _lengths(shape: StepShape) -> list[int]:
     lengths += (entries, samples, samples) if shape.drafts else (0, 0, 0)
     for part in shape.parts:
         entries = part.num_entries
-        lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles)
+        lengths += (entries, entries, entries + 1, 4 * part.num_splits, 2 * part.num_tiles, 3 * part.num_tiles)
         lengths += (entries, entries) if shape.drafts else (0, 0)
     return lengths
 
@@ -186,7 +187,7 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
     for attention in columns.attention:
         for column in (attention.seq_lens, attention.query_start_loc):
             column[:] = 0
-        for column in (attention.splits, attention.tiles):
+        for column in (attention.splits, attention.tiles, attention.shares):
             column[:] = -1
         attention.rows[:] = scratch_row
         attention.bounds[:] = -1
@@ -243,4 +244,5 @@ def _fill_attention(
         gather_capacity=gather_capacity,
     )
     columns.tiles[:] = prefill.tiles.reshape(-1)
+    columns.shares[:] = prefill.shares.reshape(-1)
     return prefill.gather

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
-from headrace_kernels.attention.output_gates import (
+from headrace_kernels.output_gates import (
     gate_heads,
     gate_heads_reference,
     without_gates,
