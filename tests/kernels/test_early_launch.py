@@ -14,12 +14,12 @@ import torch
 from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
 
 from headrace_kernels import card
-from headrace_kernels.experts import mixture_kernels, mxfp4_gemv, router
+from headrace_kernels.experts import mxfp4_gemv, plain_gemv, router, routing
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
-from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference, vector_rule
+from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference
 from headrace_kernels.experts.router import choose_after_norm, choose_after_norm_reference
-from headrace_kernels.experts.routing import Choice
+from headrace_kernels.experts.routing import Choice, choose_experts, choose_experts_reference
 from headrace_kernels.linear import dense_small_batch, dense_small_batch_kernels, gemv_8bit, gemv_int4, quantized
 from headrace_kernels.linear.dense_small_batch import (
     launch_rule,
@@ -185,6 +185,20 @@ def test_the_choice_reads_only_parameters_before_it_waits(monkeypatch: pytest.Mo
     assert ahead.waits == ahead.released == 5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_choice_by_itself_reads_nothing_before_it_waits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = Numbers("cpu", dtype, 11).randn(3, 21)
+    expected = choose_experts_reference(logits, 4, True)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, routing, (logits,))
+        found = choose_experts(logits, 4, True)
+    assert torch.equal(found.experts, expected.experts)
+    close(found.weights, expected.weights)
+    assert ahead.waits == ahead.released == 3
+
+
 class Mixture:
     """One token and its experts, on a CPU."""
 
@@ -211,25 +225,17 @@ def test_a_mixture_finds_the_choice_behind_its_first_wait_and_all_else_behind_it
     case = Mixture(is_mxfp4)
     expected = case.residual.clone()
     add_mixture_reference(expected, case.norm, EPS, case.choice, *case.weights, SILU)
-    module = mxfp4_gemv if is_mxfp4 else mixture_kernels
+    module = mxfp4_gemv if is_mxfp4 else plain_gemv
     with kernels_on("cpu"), poisoned_memory("cpu"):
         # Down may read no weight of the choice before it waits: gate and up may not have ended.
         ahead = KernelsAhead(monkeypatch, module, (case.residual, case.choice.experts), (case.choice.weights,))
-        # Two pairs by 32 inner elements, of which a program has eight in MXFP4, and otherwise two.
-        ahead.first_programs = first = 2 * 32 // (8 if is_mxfp4 else 2)
+        # Two pairs by 32 inner elements, of which a program has eight at once in MXFP4, and
+        # otherwise two in each of four loops.
+        ahead.first_programs = first = 2 * 32 // 8
         add_mixture(case.residual, case.norm, EPS, case.choice, *case.weights, SILU)
     close(case.residual, expected)
-    assert ahead.waits == ahead.released == first + 96 // (16 if is_mxfp4 else 2)
-
-
-def test_plain_experts_of_one_token_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = ExpertWeights(torch.empty(8, 64), 2)
-    few_bits = ExpertWeights(allocate(QuantKind.INT8, 8, 64, 64, torch.float32, torch.device("cpu")), 2)
-    assert not vector_rule(1, plain, True).is_early
-    monkeypatch.setattr(card, "launches_early", lambda device: True)
-    assert vector_rule(1, plain, True).is_early and vector_rule(1, plain, False).is_early
-    assert not vector_rule(2, plain, True).is_early and not vector_rule(4, plain, False).is_early
-    assert not vector_rule(1, few_bits, True).is_early
+    # On two multiprocessors: 16 outputs a program, or 12.
+    assert ahead.waits == ahead.released == first + 96 // (16 if is_mxfp4 else 12)
 
 
 def replayed(launches: Callable[[], None]) -> None:

@@ -32,6 +32,7 @@ from headrace_kernels.experts.mixture_kernels import (
 )
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
+from headrace_kernels.experts.plain_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
@@ -48,6 +49,12 @@ _LARGEST_INT4_TILES = (64, 16)
 _LARGEST_GROUPED_TILES = (128, 32)
 # Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
 _LONG_PIECE = 1024
+# Programs of a multiprocessor that stream rows of one token's experts with plain weights; the
+# longest token that they take, and the longest rows of a token's inner elements, which lie in
+# registers; elements of a block of those.
+_STREAMS = 4
+_LONGEST_INPUT, _LONGEST_ROW = 8192, 24_576
+_SHORTEST_BLOCK, _LONGEST_BLOCK = 512, 8192
 # MXFP4's products of few tokens: gate and up by four warps, of which each asks for all that it
 # multiplies of gpt-oss' 2,880 inputs at once, and down by one for each expert. A layer of
 # gpt-oss-20b without attention takes 46.2 us for one token on an H200, with four warps for each
@@ -74,22 +81,38 @@ def _takes_kernels(weights: ExpertWeights) -> bool:
     return uses_triton(weights.storage) and is_taken
 
 
-def vector_rule(num_tokens: int, weights: ExpertWeights, gated: bool) -> VectorTile:
-    """The tile of a product of few tokens: some KB of weights are under way in a program.
+def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> StreamTile | None:
+    """The tile of products of one token with plain weights, from sm_90 on; None: others multiply.
 
-    Plain weights are launched early for one token, from sm_90 on: without attention a layer of
-    Qwen3-30B-A3B takes 44.0 us on an H200, with down in the tile of gate and up 46.1, and with all
-    launches late 48.8. Four tokens took 134.5 us early and 129.3 late (docs/experiments.md,
-    "kernels that begin before the one ahead has ended").
+    Four programs to a multiprocessor hold the rows that are multiplied and the next ones. A step of
+    Qwen3-30B-A3B takes an H200 2,422 us so, 2,667 with programs of two rows each; with three
+    quarters of the programs 2,441, with half of them 2,629 (docs/experiments.md, "rows of one
+    token's experts as streams").
     """
+    (num_tokens, per_token), device = choice.experts.shape, gate_up.storage.device
+    is_plain = all(weights.layout().kind == "plain" for weights in (gate_up, down))
+    inner, long_row = down.num_inputs, per_token * down.num_inputs
+    fits = inner % 8 == 0 and long_row <= _LONGEST_ROW and gate_up.num_inputs <= _LONGEST_INPUT
+    if num_tokens != 1 or not is_plain or not fits or not card.launches_early(device):
+        return None
+    programs, block_n = _STREAMS * card.multiprocessors(device), 2
+    return StreamTile(
+        block_n=block_n,
+        gate_up_loops=triton.cdiv(inner, block_n * max(1, programs // per_token)),
+        block_k=min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, triton.next_power_of_2(triton.cdiv(long_row, 3)))),
+        down_loops=triton.cdiv(down.num_outputs, programs),
+    )
+
+
+def vector_rule(weights: ExpertWeights) -> VectorTile:
+    """The tile of a product of few tokens: some KB of weights are under way in a program."""
     layout = weights.layout()
     kind = layout.kind
     if kind == "int4" or layout.plane < _LONG_PIECE:
         return VectorTile(block_n=8, block_words=128, num_warps=8)
     if kind != "plain":
         return VectorTile(block_n=4, block_words=1024, num_warps=8)
-    is_early = num_tokens == 1 and card.launches_early(weights.storage.device)
-    return VectorTile(block_n=2, block_words=512 if is_early and not gated else 2048, num_warps=4, is_early=is_early)
+    return VectorTile(block_n=2, block_words=2048, num_warps=4)
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
@@ -205,8 +228,12 @@ def _multiply_few(
     """Few tokens by the kernels of their weights' kind: see `mixture_kernels.multiply_vectors`."""
     if isinstance(gate_up.weight, Mxfp4Weight):
         multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
+        return
+    streams = stream_rule(choice, gate_up, down)
+    if streams is not None:
+        multiply_streams(x, choice, gate_up, down, out, streams, norm, add, gating)
     else:
-        tiles = vector_rule(len(x), gate_up, gated=True), vector_rule(len(x), down, gated=False)
+        tiles = vector_rule(gate_up), vector_rule(down)
         multiply_vectors(x, choice, gate_up, down, out, tiles, norm, add, gating)
 
 

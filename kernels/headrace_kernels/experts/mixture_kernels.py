@@ -13,11 +13,6 @@ sorting made neighbours, by BLOCK_N of its outputs, as Y^T = W X^T. How many til
 routing's, so the grid has room for the most there can be, and a program finds its expert from the
 starts of all. `_combine_kernel` adds up the outputs of a token's pairs in order.
 
-Both may be launched early (`early_launch`). Which weights `_vector_gate_up_kernel` reads is the
-choice's to say, so it waits before it reads any. It lets the next kernel start behind its wait:
-when `_vector_down_kernel` runs, the choice is there, and it asks for weights of all experts of its
-token before it waits for their inputs.
-
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
@@ -34,18 +29,15 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
-from headrace_kernels.experts.routing import Choice, SortedPairs
+from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of, wide_bytes
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 
 # Words that a warp loads at once, at least 8 bytes a thread in 16 bits.
 _WARP_WORDS = 128
-# Words of 16 bits that a thread asks for before it waits, at most: half of its registers.
-_WORDS_AHEAD = 192
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
 
@@ -58,9 +50,6 @@ class VectorTile(NamedTuple):
     # Words of a row that are loaded at a time, at most a piece of the layout.
     block_words: int
     num_warps: int
-    # Whether the kernel is launched early, and asks for words before it computes; plain weights
-    # only.
-    is_early: bool = False
 
 
 class PairTile(NamedTuple):
@@ -110,19 +99,6 @@ def _byte_scales(scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.cons
 
 
 @triton.jit
-def own_expert(experts_ptr, pairs, first_expert, NUM_EXPERTS: tl.constexpr):
-    """The number, among the experts here, of a pair's expert, or 0; and whether it is here.
-
-    It is read past the first cache, where an earlier choice may still be.
-    """
-    expert = tl.load(experts_ptr + pairs, cache_modifier=".cg").to(tl.int64)
-    if first_expert is not None:
-        expert -= first_expert
-    is_here = (expert >= 0) & (expert < NUM_EXPERTS)
-    return tl.where(is_here, expert, 0), is_here
-
-
-@triton.jit
 def _add_three(a, b, c, x, y, z):
     """Adds three sums at a time, for which warps meet once."""
     return a + x, b + y, c + z
@@ -138,25 +114,16 @@ def _row_block(row_ptr, k, mask, BLOCK_N: tl.constexpr):
     return tl.load(places, mask=tl.broadcast_to(mask, [BLOCK_N, k.shape[1]]), other=0.0)
 
 
-@triton.jit
-def _gate_up_words(word_ptr, gates, ups, word, WORDS: tl.constexpr):
-    mask = word < WORDS
-    gate_words = tl.load(word_ptr + gates * WORDS + word, mask=mask, other=0)
-    return gate_words, tl.load(word_ptr + ups * WORDS + word, mask=mask, other=0)
-
-
 @triton.jit(do_not_specialize=["first_expert"])
 def _vector_gate_up_kernel(
     x_ptr, norm_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, experts_ptr, out_ptr,
     eps, first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, n): BLOCK_N inner elements n of one pair, gated.
 
-    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums. EARLY: the kernel is
-    launched early, and a program asks for AHEAD words of each row before it computes.
+    With norm_ptr = g, x is x g / rms(x), whose divisor is applied to the sums.
     """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
@@ -166,8 +133,6 @@ def _vector_gate_up_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
-    if EARLY:
-        grid_before_is_done()
     expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
     if not is_here:
         return
@@ -178,18 +143,11 @@ def _vector_gate_up_kernel(
     gate_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     up_sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
     squares = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
-    ahead = ()
-    if EARLY:
-        for first in tl.static_range(0, AHEAD, BLOCK_WORDS):
-            ahead = ahead + (_gate_up_words(word_ptr, gates, ups, first + j, WORDS),)
-        # The compiler keeps what comes before this call before it.
-        grid_behind_may_start()
     # Unrolled, so that the loads of several blocks are under way at once.
     for first in tl.static_range(0, WORDS, BLOCK_WORDS):
-        if EARLY and first < AHEAD:
-            gate_words, up_words = ahead[first // BLOCK_WORDS]
-        else:
-            gate_words, up_words = _gate_up_words(word_ptr, gates, ups, first + j, WORDS)
+        mask = first + j < WORDS
+        gate_words = tl.load(word_ptr + gates * WORDS + first + j, mask=mask, other=0)
+        up_words = tl.load(word_ptr + ups * WORDS + first + j, mask=mask, other=0)
         for part in tl.static_range(PARTS):
             piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
@@ -221,13 +179,8 @@ def _vector_down_kernel(
     first_expert,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n.
-
-    EARLY: the kernel is launched early, behind `_vector_gate_up_kernel`, and a program asks for
-    AHEAD words of each row before that one has ended.
-    """
+    """Program (token, n): the weighted sum over the token's experts for BLOCK_N outputs n."""
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words
     PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
@@ -238,18 +191,9 @@ def _vector_down_kernel(
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
     # Of all experts at once: a program would wait for each number between two products.
-    owned, ahead = (), ()
+    owned = ()
     for slot in tl.static_range(PER_TOKEN):
         owned = owned + (own_expert(experts_ptr, token * PER_TOKEN + slot, first_expert, NUM_EXPERTS),)
-    if EARLY:
-        for slot in tl.static_range(PER_TOKEN):
-            own_words = ()
-            for first in tl.static_range(0, AHEAD, BLOCK_WORDS):
-                places = word_ptr + (owned[slot][0] * N + n_read) * WORDS + first + j
-                own_words = own_words + (tl.load(places, mask=(first + j < WORDS) & owned[slot][1], other=0),)
-            ahead = ahead + (own_words,)
-        grid_behind_may_start()
-        grid_before_is_done()
     places = out_ptr + token * N + n
     residual = tl.zeros([BLOCK_N], tl.float32)
     if ADD:
@@ -269,10 +213,7 @@ def _vector_down_kernel(
         sums = tl.zeros([BLOCK_N, BLOCK_WORDS], tl.float32)
         for first in tl.static_range(0, WORDS, BLOCK_WORDS):
             word = first + j
-            if EARLY and first < AHEAD:
-                words = ahead[slot][first // BLOCK_WORDS]
-            else:
-                words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
+            words = tl.load(word_ptr + rows * WORDS + word, mask=(word < WORDS) & is_here, other=0)
             for part in tl.static_range(PARTS):
                 piece = (first // BLOCK_WORDS // BLOCKS * PARTS + part) * LAYOUT.plane
                 k = piece + first // BLOCK_WORDS % BLOCKS * BLOCK_WORDS + j
@@ -473,24 +414,21 @@ def multiply_vectors(
     grid = (len(inner), triton.cdiv(down.num_inputs, tiles[0].block_n))
     _vector_gate_up_kernel[grid](
         x, norm_weight, *gate_up.bits(), gate_up.bias, choice.experts, inner, eps, gate_up.first_expert,
-        N=down.num_inputs, **shared, GATING=gating, **_vector_options(gate_up, tiles[0], 2),
+        N=down.num_inputs, **shared, GATING=gating, **_vector_options(gate_up, tiles[0]),
     )  # fmt: skip
     grid = (num_tokens, triton.cdiv(down.num_outputs, tiles[1].block_n))
     _vector_down_kernel[grid](
         inner, *down.bits(), down.bias, choice.experts, choice.weights, out, down.first_expert, N=down.num_outputs,
-        **shared, ADD=add, **_vector_options(down, tiles[1], per_token),
+        **shared, ADD=add, **_vector_options(down, tiles[1]),
     )  # fmt: skip
 
 
-def _vector_options(weights: ExpertWeights, tile: VectorTile, rows: int) -> dict[str, object]:
-    """Options of a launch whose programs have `rows` rows for each of their outputs."""
+def _vector_options(weights: ExpertWeights, tile: VectorTile) -> dict[str, object]:
+    """Layout, tile and warps of a launch."""
     layout = weights.layout()
     block_words = _block_words(tile.block_words, layout)
     num_warps = min(tile.num_warps, max(1, tile.block_n * block_words // _WARP_WORDS))
-    blocks = {"BLOCK_N": tile.block_n, "BLOCK_WORDS": block_words}
-    ahead = _WORDS_AHEAD * 32 * num_warps // (rows * tile.block_n)
-    blocks["AHEAD"] = min(layout.num_words, max(block_words, ahead)) if tile.is_early else 0
-    return {"LAYOUT": layout, **blocks, "EARLY": tile.is_early, "num_warps": num_warps, "launch_pdl": tile.is_early}
+    return {"LAYOUT": layout, "BLOCK_N": tile.block_n, "BLOCK_WORDS": block_words, "num_warps": num_warps}
 
 
 def _block_words(most: int, layout: WeightLayout) -> int:

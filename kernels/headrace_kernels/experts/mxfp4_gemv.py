@@ -31,8 +31,7 @@ from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
-from headrace_kernels.experts.mixture_kernels import own_expert
-from headrace_kernels.experts.routing import Choice
+from headrace_kernels.experts.routing import Choice, own_expert
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.mxfp4 import TILE_INPUTS, Mxfp4Weight
 from headrace_kernels.weight_formats.mxfp4_products import columns_for_products, tile_pair_products

@@ -11,7 +11,8 @@ from tests.support.compiling import compiled
 @pytest.mark.parametrize("arch", [80, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "experts", arch)
-    assert {kernel["name"] for kernel in kernels} == {
+    streamed = {"_streamed_gate_up_kernel", "_streamed_down_kernel"} if arch == 90 else set[str]()
+    assert {kernel["name"] for kernel in kernels} == streamed | {
         "_choose_kernel", "_choose_scored_kernel", "_route_kernel", "_sort_kernel", "_vector_gate_up_kernel",
         "_vector_down_kernel", "_tile_kernel", "_block_tile_kernel",
         "_combine_kernel", "_few_gate_up_kernel", "_few_down_kernel", "_many_kernel",

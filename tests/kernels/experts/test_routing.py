@@ -50,6 +50,15 @@ def test_of_equal_logits_the_lowest_experts_are_chosen(device: str) -> None:
     assert found.experts.tolist() == [[1, 2, 4], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_of_both_signs_are_equal_and_numbers_below_them_are_ordered(dtype: torch.dtype, device: str) -> None:
+    logits = torch.tensor([[-2.0, -0.0, -1.0, 0.0], [-1.0, -3.0, -2.0, float("-inf")]], device=device, dtype=dtype)
+    with kernels_on(device):
+        found = choose_experts(logits, 3, True)
+    assert found.experts.tolist() == [[1, 3, 2], [0, 2, 1]]
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_that_is_not_finite_gets_experts_that_exist_and_weights_that_show_it(device: str) -> None:
@@ -91,7 +100,8 @@ def check_sorting(experts: torch.Tensor, num_experts: int, device: str) -> None:
 
 @pytest.mark.parametrize("num_experts", [1, 5])
 def test_pairs_are_sorted_by_expert_and_keep_their_order(num_experts: int) -> None:
-    for num_tokens, per_token in ((1, 1), (7, 1), (700, 3)):
+    # The last are sorted by larger blocks, of which there are several.
+    for num_tokens, per_token in ((1, 1), (7, 1), (700, 3), (8500, 2)):
         experts = Numbers("cpu", torch.float32, num_tokens).integers(
             0, num_experts, num_tokens, per_token, dtype=torch.int32
         )
