@@ -1,60 +1,77 @@
 """The sources of the speed, on one model, machine and trace, rung by rung.
 
-The trace has the lengths of mix1000; each rung is useful output tokens per second.
+The trace has the lengths of mix1000, each divided by four so that the slowest rungs end. A rung is
+measured by its useful output tokens per second, and from `paged` on by those of one request at a
+time too.
 
-The trace has the lengths of mix1000; each rung is useful output tokens per second.
-
-recompute   plain PyTorch without a cache, one request at a time (a few requests only: it is that
-            slow)
-kv_cache    the same with a contiguous KV cache
-static      batches of fixed shape, which run until their longest answer has ended
-in_flight   rows refilled as they fall free, each with room for the longest sequence of the trace in
-            a contiguous cache
-paged       our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our
-            kernels, but no CUDA graphs; sampling and scheduling in processes of their own
-graphs      the same with CUDA graphs (GPU only)
-full        the engine as it is configured by default: more rows, because blocks leave room for them
+recompute    plain PyTorch without a cache, one request at a time (few requests: it is that slow)
+kv_cache     the same with a contiguous KV cache
+static       batches of fixed shape, which run until their longest answer has ended
+in_flight    rows refilled as they fall free, each with room for the longest sequence of the trace
+             in a contiguous cache
+paged        our engine with as many rows: blocks, chunked prompts, prefix cache; on a GPU our fused
+             kernels, but no CUDA graphs; sampling and scheduling in processes of their own
+graphs       the same with CUDA graphs (GPU only)
+full         the engine as it is configured by default: more rows, since blocks leave room for them
 int8, int4, fp8, nf4   full with the layers' weights in as many bits, each against full; those that
-                       --low-bits names
+                       --low-bits names (on a GPU fp8, otherwise none)
 head-int8, head-fp8    full with the output layer in 8 bits; after a scheme of the layers and a
                        plus, both: int4+head-int8
+tp2, tp4               full on several GPUs, those that --gpus names
+speculation  one request at a time with drafts that are right with the probability of --acceptance
+             by a throw (`forced_worker`), on the weights of the last rung of few bits
 
 The first four share a plain model, the others the engine: the step between in_flight and paged
-therefore holds everything in which the two differ, kernels of ours on a GPU included. Beside the
-rungs: the share of allocated cache that is not used, of blocks and of both contiguous ways of
-reserving (`bench_kv_waste`).
+therefore holds everything in which the two differ, kernels of ours on a GPU included.
+
+`mfu` is a rung's model FLOPs utilization: products of prompts and answers, each token counted once,
+over its time at the matrix rate that this run measured; `bandwidth` is what one request at a time
+reads of weights, of the measured copy bandwidth. Beside the rungs: one token with and without a
+cache by context (`contexts`), attention of one layer with its scores in memory and without
+(`attention`, GPU only), and the share of allocated cache that is not used, of blocks and of both
+contiguous ways of reserving (`bench_kv_waste`).
 
     python -m benchmarks.bench_ladder --shape llama-3.1-8b --dtype bf16 --json FILE
+    python -m benchmarks.publish_ladder FILE     # table and picture into README.md and docs
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import itertools
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import uvloop
 
 from benchmarks import bench_kv_waste, figures
-from benchmarks.ceilings import Ceilings, measured
+from benchmarks.backend_process import PROGRAM
+from benchmarks.ceilings import measured
 from benchmarks.ending import CutShort, Ending
-from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
-from benchmarks.measured_engine import measured_engine
-from benchmarks.measurements import summary
-from benchmarks.sending import NotMeasured, send
+from benchmarks.engine_options import START_TIMEOUT_S, engine_options, model_folder, plan_of
+from benchmarks.engine_session import engine_session
+from benchmarks.ladder_plain import plain_process
+from benchmarks.ladder_rungs import EngineRungs, Ladder, Record, Sizes
+from benchmarks.roofline import BYTES
+from benchmarks.sending import NotMeasured, warm_up
 from benchmarks.workloads import Workload, build, fitted
-from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
+from headrace_backend.config import QUANTIZE_GROUPS
 
-# Rows of the rungs below `full`; requests served; requests of the slowest rung.
-_GPU_SIZES = (32, 128, 1)
-_CPU_SIZES = (8, 24, 1)
+_SHORTER = 4
+_WARM_UP_TOKENS = 4096
+# Few rows need few graphs, and one answers.
+_DRAFTING: dict[str, Any] = {"speculate": "ngram", "speculate_tokens": "auto", "max_num_seqs": 8}
+_FORCED = ("benchmarks.forced_backend", "free")
+# Requests and rows of the two contiguous ways of reserving, beside blocks.
+_WASTE = (128, 32)
+_ON_GPU = Sizes(rows=32, requests=64, few=2, many=1000, longest_context=32_768)
+_ON_CPU = Sizes(rows=8, requests=24, few=1, many=48, longest_context=512)
 # Parts of a rung's name -> fields of EngineConfig.
 _LOW_BITS = {
     **{scheme: {"quantize": scheme} for scheme in ("int8", "int4", "fp8", "nf4")},
@@ -62,82 +79,61 @@ _LOW_BITS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ladder:
-    """What all rungs share."""
-
-    plan: Plan
-    ceilings: Ceilings
-    workload: Workload
-    rows: int
-    few: int
-    threads: int
-    # The last rungs: name -> fields of EngineConfig.
-    low_bits: dict[str, dict[str, Any]]
-    ending: Ending
-
-    @property
-    def dtype(self) -> str:
-        """Type of weights and cache; "auto" is the engine's own rule."""
-        if self.plan.engine.dtype != "auto":
-            return self.plan.engine.dtype
-        return "bf16" if self.ceilings.device == "cuda" else "fp32"
-
-
-def plain_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
-    """The rungs without the engine."""
-    job = {
-        "model": ladder.plan.settings["model"],
-        "device": ladder.ceilings.device,
-        "dtype": ladder.dtype,
-        "threads": ladder.threads,
-        "rows": ladder.rows,
-        "few": ladder.few,
-        "max_len": ladder.workload.longest,
-        "trace": ladder.workload.trace,
-    }
-    command = [sys.executable, "-m", "benchmarks.plain_rungs"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=figures.environment(), text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(job))
-        process.stdin.close()
-        yield from (json.loads(line) for line in process.stdout)
-        if process.wait():
-            raise NotMeasured(f"the plain rungs ended with exit code {process.returncode}")
-    finally:
-        process.kill()
-        process.wait()
-
-
-def engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """One rung of our engine."""
-    rung: dict[str, Any] = uvloop.run(ladder.ending.during(lambda _: _engine_rung(ladder, name, settings)))
-    return rung
-
-
-async def _engine_rung(ladder: Ladder, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+@contextlib.asynccontextmanager
+async def _engine(
+    ladder: Ladder, settings: dict[str, Any], rows: int, program: Sequence[str] = PROGRAM
+) -> AsyncIterator[EngineRungs]:
+    """A warm engine, stopped in the end; `rows` is the largest batch that it is warmed with."""
+    began_s = time.perf_counter()
     settings = ladder.plan.settings | settings | {"dtype": ladder.dtype}
-    plan = dataclasses.replace(ladder.plan, settings=settings, engine=EngineConfig(**settings))
-    async with measured_engine(plan, ladder.ceilings) as (session, _, _, _):
-        run = await send(session, ladder.workload, name.encode())
-    served = summary(run.requests, run.begin_s)
-    return {"rung": name, **{field: served[field] for field in ("requests", "output_tok_s", "wall_s")}}
+    async with engine_session(settings, START_TIMEOUT_S, program=program) as session:
+        await session.generate([11, 12, 13], 1)
+        ready_s = time.perf_counter() - began_s
+        await warm_up(session, [ladder.workload], rows, _WARM_UP_TOKENS)
+        print(f"  engine ready in {ready_s:.1f} s, warm in {time.perf_counter() - began_s:.1f} s", flush=True)
+        yield EngineRungs(ladder, session)
 
 
-def engine_rungs(ladder: Ladder) -> Iterator[dict[str, Any]]:
-    """The engine's rungs that exist on this device."""
-    rows = {"max_num_seqs": ladder.rows}
-    if ladder.ceilings.device == "cuda":
-        yield engine_rung(ladder, "paged", rows | {"graph_sizes": "off"})
-        yield engine_rung(ladder, "graphs", rows)
-    else:
-        yield engine_rung(ladder, "paged", rows)
-    yield engine_rung(ladder, "full", {})
-    for name, settings in ladder.low_bits.items():
-        yield engine_rung(ladder, name, settings)
+async def climb(ladder: Ladder, record: Record) -> None:
+    """All rungs, in order; what was measured by then stays in the record if one fails."""
+    sizes, rows = ladder.sizes, ladder.sizes.rows
+    below = ladder.first(sizes.requests, concurrency=rows)
+    async with plain_process(ladder.plain_job()) as plain:
+        # The plain model is loaded while this engine starts.
+        without_graphs = {"max_num_seqs": rows} | ({"graph_sizes": "off"} if ladder.on_gpu else {})
+        async with _engine(ladder, without_graphs | _beside(ladder), rows) as engine:
+            await plain.loaded()
+            async for said in plain.measured():
+                _take(ladder, record, said)
+            record.add(await engine.rung("paged", below))
+    whole = ladder.first(sizes.many)
+    async with _engine(ladder, {}, ladder.most_rows) as engine:
+        if ladder.on_gpu:
+            record.add(await engine.rung("graphs", below, single=False))
+        record.add(await engine.rung("full", whole))
+    for name, settings in (ladder.low_bits | ladder.more_gpus).items():
+        async with _engine(ladder, settings, ladder.most_rows) as engine:
+            record.add(await engine.rung(name, whole))
+    if ladder.acceptance:
+        weights, settings = ([("full", {}), *ladder.low_bits.items()])[-1]
+        async with _engine(ladder, settings | _DRAFTING, _DRAFTING["max_num_seqs"], _FORCED) as engine:
+            record.add(await engine.speculation(weights))
+
+
+def _beside(ladder: Ladder) -> dict[str, Any]:
+    """The first engine's cache is as large as its rows need: the plain model lies beside it."""
+    kv_bytes = ladder.plan.shape.kv_elements * BYTES[ladder.dtype]
+    longest = 1 << (ladder.workload.longest - 1).bit_length()
+    return {"kv_memory": 2 * ladder.sizes.rows * longest * kv_bytes, "max_model_len": longest}
+
+
+def _take(ladder: Ladder, record: Record, said: dict[str, Any]) -> None:
+    """Takes a rung, or what stands beside the rungs."""
+    if "rung" not in said:
+        record.beside |= said
+        return
+    said["mfu"] = ladder.mfu(ladder.first(said["requests"]), said["wall_s"])
+    record.add(said)
 
 
 def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
@@ -163,91 +159,96 @@ def low_bit_rungs(names: str, quantize_group: int) -> dict[str, dict[str, Any]]:
     return rungs
 
 
-def climb(ladder: Ladder, rungs: list[dict[str, Any]]) -> str:
-    """Appends all rungs, each with its gain over the one before and over the first.
-
-    Returns why it ended early; "" if it did not.
-    """
-    try:
-        for rung in itertools.chain(plain_rungs(ladder), engine_rungs(ladder)):
-            first, before = (rungs[0], _before(rungs)) if rungs else (rung, rung)
-            rung["gain"] = round(rung["output_tok_s"] / before["output_tok_s"], 2)
-            rung["total_gain"] = round(rung["output_tok_s"] / first["output_tok_s"], 2)
-            rungs.append(rung)
-            rates = f"{rung['output_tok_s']:>10,.1f} tok/s {rung['gain']:>7.2f} x {rung['total_gain']:>8.1f} x in all"
-            print(f"{rung['rung']:<10} {rates}", flush=True)
-    except (RuntimeError, NotMeasured, CutShort) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _before(rungs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rung that the next one's gain is over: the last, or `full` for schemes of weights."""
-    return next((rung for rung in rungs if rung["rung"] == "full"), rungs[-1])
-
-
-def _record(ladder: Ladder, rungs: list[dict[str, Any]], error: str) -> dict[str, Any]:
-    """What is written: the rungs, and beside them the cache's waste."""
-    waste = bench_kv_waste.run(len(ladder.workload.trace), ladder.rows, 16, 3 + ladder.plan.seed)
-    on_gpu = ladder.ceilings.device == "cuda"
-    record = {
+def _written(ladder: Ladder, record: Record) -> dict[str, Any]:
+    """What is written: the rungs, and what stands beside them."""
+    requests, rows = _WASTE
+    waste = bench_kv_waste.run(requests, rows, ladder.plan.engine.block_size, 3 + ladder.plan.seed)
+    return {
         "name": "ladder",
-        "gpu": ladder.ceilings.name if on_gpu else "",
-        "gpus": int(on_gpu),
+        "gpu": ladder.ceilings.name if ladder.on_gpu else "",
+        "gpus": int(ladder.on_gpu),
         "shape": ladder.plan.shape_name,
         "dtype": ladder.dtype,
-        "rows": ladder.rows,
-        "requests": len(ladder.workload.trace),
+        "rows": ladder.sizes.rows,
+        "max_num_seqs": ladder.plan.engine.max_num_seqs,
+        "shorter": _SHORTER,
         "cut": ladder.workload.cut,
         "seed": ladder.plan.seed,
-        "rungs": rungs,
+        "rungs": record.rungs,
+        **record.beside,
         "kv_waste": {name: value for name, value in waste.items() if name.startswith("waste")},
         "ceilings": ladder.ceilings.summary(),
     }
-    return record | ({"error": error} if error else {})
+
+
+def _shorter(workload: Workload) -> Workload:
+    """The trace with prompts and answers of a quarter of their tokens, 4 at least."""
+    trace = [(ids[: max(4, len(ids) // _SHORTER)], max(4, output // _SHORTER)) for ids, output in workload.trace]
+    return dataclasses.replace(workload, trace=trace)
 
 
 def main() -> int:
     """Command line; 1 if a rung is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
+    parser.add_argument("--low-bits", help=f"rungs after full, with commas: {', '.join(_LOW_BITS)}, int4+head-int8")
+    parser.add_argument("--acceptance", type=float, default=0.8, help="that a draft is right; 0: no rung with drafts")
     parser.add_argument(
-        "--low-bits", default="", help=f"rungs after full, with commas: {', '.join(_LOW_BITS)}, int4+head-int8"
+        "--gpus",
+        type=lambda text: [int(part) for part in text.split(",") if part],
+        default=[],
+        help="numbers of GPUs of the last rungs, with commas: 2,4",
     )
     options = parser.parse_args()
     if options.quant or options.quant_head:
         parser.error("the ladder takes schemes as --low-bits, not as --quant and --quant-head")
+    if not 0 <= options.acceptance < 1:
+        parser.error(f"--acceptance is a probability from 0 to below 1, is {options.acceptance:g}")
+    group = options.quant_group or QUANTIZE_GROUPS[-1]
     try:
-        low_bits = low_bit_rungs(options.low_bits, options.quant_group or QUANTIZE_GROUPS[-1])
+        low_bit_rungs(options.low_bits or "", group)
     except ValueError as error:
         parser.error(str(error))
-    given_rows = options.rows
     # The group too is that of one rung alone.
     options.quant_group = None
-    # The rows are a rung's business; `full` takes the engine's own default.
-    options.rows, options.workloads = 0, "mix1000"
     with Ending(options.limit_s) as ending, tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         try:
-            plan = plan_of(parser, options, model_folder(options, pathlib.Path(parent)))
-            record = _climbed(plan, options, given_rows, low_bits, ending)
+            written = _climbed(parser, options, group, pathlib.Path(parent), ending)
         except CutShort as cut:
-            record = {"name": "ladder", "rungs": [], "error": str(cut)}
-    print(record.get("error") or f"unused share of allocated cache: {record['kv_waste']}", flush=True)
-    figures.write_json(record | figures.provenance(options.git), options.json)
-    return 1 if "error" in record else 0
+            written = {"name": "ladder", "rungs": [], "error": str(cut)}
+    print(written.get("error") or json.dumps(written["kv_waste"]), flush=True)
+    figures.write_json(written | figures.provenance(options.git), options.json)
+    return 1 if "error" in written else 0
 
 
 def _climbed(
-    plan: Plan, options: argparse.Namespace, given_rows: int, low_bits: dict[str, dict[str, Any]], ending: Ending
+    parser: argparse.ArgumentParser, options: argparse.Namespace, group: int, parent: pathlib.Path, ending: Ending
 ) -> dict[str, Any]:
     """The record of all rungs that there is time for. Raises CutShort: before the first."""
+    given_rows, given_requests = options.rows, options.requests
+    # The rows are a rung's business; `full` takes the engine's own default.
+    options.rows, options.requests, options.workloads = 0, 0, "mix1000"
+    plan = plan_of(parser, options, model_folder(options, parent))
     ceilings = measured(options.device, options.threads)
-    rows, requests, few = _GPU_SIZES if ceilings.device == "cuda" else _CPU_SIZES
-    sizes = plan.shape.vocab_size, plan.shape.max_position_embeddings
-    workload = fitted(build("mix1000", plan.seed, options.requests or requests), *sizes)
-    ladder = Ladder(plan, ceilings, workload, given_rows or rows, few, options.threads, low_bits, ending)
-    rungs: list[dict[str, Any]] = []
-    return _record(ladder, rungs, climb(ladder, rungs))
+    sizes = _ON_GPU if ceilings.device == "cuda" else _ON_CPU
+    sizes = dataclasses.replace(
+        sizes,
+        rows=given_rows or sizes.rows,
+        requests=given_requests or sizes.requests,
+        many=given_requests or sizes.many,
+    )
+    whole = _shorter(build("mix1000", plan.seed, max(sizes.requests, sizes.many)))
+    workload = fitted(whole, plan.shape.vocab_size, plan.shape.max_position_embeddings)
+    low_bits = ("fp8" if ceilings.device == "cuda" else "") if options.low_bits is None else options.low_bits
+    more_gpus = {f"tp{ranks}": {"tp": ranks} for ranks in options.gpus}
+    engines = low_bit_rungs(low_bits, group), more_gpus, options.acceptance
+    ladder = Ladder(plan, ceilings, workload, sizes, options.threads, *engines)
+    record = Record()
+    try:
+        uvloop.run(ending.during(lambda _: climb(ladder, record)))
+    except (RuntimeError, NotMeasured, CutShort) as error:
+        return _written(ladder, record) | {"error": f"{type(error).__name__}: {error}"}
+    return _written(ladder, record)
 
 
 if __name__ == "__main__":

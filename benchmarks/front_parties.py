@@ -41,7 +41,7 @@ def on_cores(cores: Set[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def process(cores: set[int], *arguments: str, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def process(cores: Set[int], *arguments: str, stdin: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """A Python process on some cores, ended at the end."""
     with on_cores(cores):
         started = subprocess.Popen(

@@ -1,14 +1,19 @@
 """The lower rungs of `bench_ladder`, on a plain model.
 
-They are recompute, a cache, static batches, and in-flight batching over a contiguous cache.
+They are recompute, a cache, static batches, and in-flight batching over a contiguous cache. Beside
+them: what a token costs with and without a cache, by context, and attention that writes its scores
+to memory against a fused kernel.
 
 Owns how each rung serves a trace. A process of its own, so that its memory is free again before the
-engine starts: the trace comes as JSON on standard input, one line of JSON per rung goes out.
+larger engines start. Standard input has a line of JSON with the job, and an empty line once nothing
+else runs on the device; each line of standard output is one object of JSON: `{"ready": true}` when
+the weights lie there, then the rungs, `{"contexts": [...]}` and, on a GPU, `{"attention": [...]}`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pathlib
 import sys
@@ -20,11 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.plain_attention import compared_attention
 from benchmarks.plain_model import ContiguousCache, PlainModel
 from benchmarks.shapes import shape_of
 from benchmarks.workloads import Trace
 
 Answers = list[list[int]]
+_CONTEXTS = (512, 2048, 8192, 32_768)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -140,19 +147,78 @@ def _measured(name: str, serve: Callable[[Trace], Answers], trace: Trace, warm: 
     }
 
 
+def contexts(model: PlainModel, longest: int) -> list[dict[str, Any]]:
+    """Milliseconds of one token with and without a cache, behind contexts of several lengths.
+
+    Args:
+        model: The plain model.
+        longest: Longest context, in tokens, of those that are tried.
+    """
+    return [_at_context(model, tokens) for tokens in _CONTEXTS if tokens <= longest]
+
+
+def _at_context(model: PlainModel, tokens: int) -> dict[str, Any]:
+    ids = torch.randint(10, model.shape.vocab_size, (1, tokens), device=model.device)
+    row, length = torch.tensor([0], device=model.device), torch.tensor([tokens], device=model.device)
+    cache = ContiguousCache(model.shape, 1, tokens, model.dtype, model.device)
+
+    def anew() -> int:
+        return int(model.prefill(ids, length, None, row))
+
+    def cached() -> int:
+        return int(model.decode(ids[:, -1], length - 1, cache, row, tokens))
+
+    # Long ones by the clock once: shorter ones before them have warmed up what there is.
+    repeats = 2 if tokens < _CONTEXTS[-1] else 1
+    recompute_ms, cache_ms = _fastest_ms(anew, repeats), _fastest_ms(cached, 2)
+    return {
+        "context": tokens,
+        "recompute_ms": round(recompute_ms, 3),
+        "kv_cache_ms": round(cache_ms, 3),
+        "gain": round(recompute_ms / cache_ms, 2),
+    }
+
+
+def _fastest_ms(run: Callable[[], object], repeats: int) -> float:
+    """The fastest of some runs; the first one of a size may compile and allocate."""
+    taken_ms = []
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        run()
+        taken_ms.append((time.perf_counter() - begin_s) * 1e3)
+    return min(taken_ms)
+
+
+def _say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def _serve_all(rungs: Rungs, trace: Trace, rows: int, few: int) -> None:
+    warm = [(prompt, min(output, 4)) for prompt, output in trace]
+    _say(**_measured("recompute", rungs.recompute, trace[:few], warm[:1]))
+    _say(**_measured("kv_cache", rungs.cached, trace[: 2 * few], warm[:1]))
+    _say(**_measured("static", rungs.static, trace, warm[:rows]))
+    _say(**_measured("in_flight", rungs.in_flight, trace, warm[:rows]))
+
+
 def main() -> None:
     """One job, as `bench_ladder` writes it."""
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
     if job["threads"]:
         torch.set_num_threads(job["threads"])
     trace: Trace = [(prompt, output) for prompt, output in job["trace"]]
     model = PlainModel(shape_of(pathlib.Path(job["model"])), DTYPES[job["dtype"]], torch.device(job["device"]))
-    rungs = Rungs(model, job["rows"], job["max_len"])
-    few, warm = job["few"], [(prompt, min(output, 4)) for prompt, output in trace]
-    print(json.dumps(_measured("recompute", rungs.recompute, trace[:few], warm[:1])), flush=True)
-    print(json.dumps(_measured("kv_cache", rungs.cached, trace[: 4 * few], warm[:1])), flush=True)
-    print(json.dumps(_measured("static", rungs.static, trace, warm[: job["rows"]])), flush=True)
-    print(json.dumps(_measured("in_flight", rungs.in_flight, trace, warm[: job["rows"]])), flush=True)
+    _say(ready=True)
+    sys.stdin.readline()
+    _serve_all(Rungs(model, job["rows"], job["max_len"]), trace, job["rows"], job["few"])
+    _say(contexts=contexts(model, job["longest_context"]))
+    on_gpu = model.device.type == "cuda"
+    # Scores of 8,192 tokens take what the weights lie in.
+    del model
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        _say(attention=compared_attention())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 
 Record = dict[str, Any]
 
-_DOTS_PER_INCH = 130
+DOTS_PER_INCH = 130
+# Rungs of the ladder whose requests are served one after the other.
+_ONE_AT_A_TIME = ("recompute", "kv_cache")
 
 
 def _title(record: Record) -> str:
@@ -82,14 +84,23 @@ def kernel_efficiency(record: Record) -> Figure:
 
 
 def ladder(record: Record) -> Figure:
-    """The rungs."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    rungs = record["rungs"]
-    bars = axes.bar([rung["rung"] for rung in rungs], [rung["output_tok_s"] for rung in rungs])
-    axes.bar_label(bars, [f"{rung['output_tok_s']:,.0f}\n{rung['total_gain']:g} x" for rung in rungs], fontsize=8)
-    axes.set(ylabel="useful output tokens/s", yscale="log", title=_title(record))
-    axes.margins(y=0.2)
+    """The rungs: throughput, and one request at a time beside it."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    throughput, single = figure.subplots(1, 2, width_ratios=(3, 2))
+    rungs = [rung for rung in record["rungs"] if rung.get("output_tok_s")]
+    bars = throughput.bar([rung["rung"] for rung in rungs], [rung["output_tok_s"] for rung in rungs])
+    throughput.bar_label(bars, [f"{rung['output_tok_s']:,.0f}\n{rung['total_gain']:g} x" for rung in rungs], fontsize=7)
+    throughput.set(ylabel="useful output tokens/s", yscale="log", title="all requests at once")
+    # Of plain rungs one request at a time is what they measure.
+    alone = [(rung["rung"], rung["single_tok_s"]) for rung in record["rungs"] if rung.get("single_tok_s")]
+    alone = [(rung["rung"], rung["output_tok_s"]) for rung in rungs if rung["rung"] in _ONE_AT_A_TIME] + alone
+    bars = single.bar([name for name, _ in alone], [rate for _, rate in alone], color="tab:orange")
+    single.bar_label(bars, [f"{rate:,.0f}" for _, rate in alone], fontsize=7)
+    single.set(title="one request at a time")
+    for axes in (throughput, single):
+        axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+        axes.margins(y=0.2)
+    figure.suptitle(_title(record), fontsize=10)
     return figure
 
 
@@ -121,7 +132,7 @@ def main() -> None:
         drawn = list(figures_of(json.loads(file.read_text())))
         for name, figure in drawn:
             path = (options.out or file.parent) / f"{file.stem}-{name}.{options.type}"
-            figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Date": None} if options.type == "svg" else None)
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Date": None} if options.type == "svg" else None)
             print(path)
         if not drawn:
             print(f"{file}: nothing to draw")

@@ -6,6 +6,9 @@ of the device is added up per kernel. The profiler itself stretches gaps a littl
 without it is measured beside.
 
     python -m benchmarks.profile_step --shape llama-3.1-8b --steps 1x640,256x640,32x8000,16xchunk512
+
+With `--drafts K` the worker may draft K tokens, and 1x640d8 is a row with 8 drafts behind its last
+token. Verified drafts are those of a lookup, so rows go on by a token or more from step to step.
 """
 
 from __future__ import annotations
@@ -34,7 +37,14 @@ from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype, prepare_torch
 from headrace_backend.worker.start_up.fitted_runner import make_runner
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, release_step
+from headrace_backend.worker.start_up.synthetic_steps import (
+    BlockPool,
+    Chunk,
+    SamplingKind,
+    drafted_step,
+    make_step,
+    release_step,
+)
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
 from headrace_kernels.attention.quantized_kv import is_quantized, scales_of
@@ -100,6 +110,16 @@ def decode_sizes(kinds: Sequence[str]) -> str:
     return ",".join(map(str, sorted(sizes))) or "1"
 
 
+def steps_of(kind: str, pool: BlockPool) -> tuple[StepPlan, StepPlan]:
+    """A step that takes rows, and the one that is profiled after it, again and again.
+
+    Names are those of `plan_of`, and ROWSxCONTEXTdDRAFTS of decodes with drafts.
+    """
+    name, _, drafts = kind.partition("d") if "x" in kind else (kind, "", "")
+    taken = plan_of(name, pool)
+    return taken, drafted_step(taken, int(drafts)) if drafts else dataclasses.replace(taken, admissions=[])
+
+
 def _run(runner: Runner, plan: StepPlan, steps: int) -> float:
     """Launches a step so often; seconds until the host is done with that."""
     began = time.perf_counter()
@@ -110,9 +130,8 @@ def _run(runner: Runner, plan: StepPlan, steps: int) -> float:
 
 def profile(runner: Runner, kind: str, pool: BlockPool) -> StepProfile:
     """Profiles one kind of step."""
-    taken = plan_of(kind, pool)
+    taken, again = steps_of(kind, pool)
     _run(runner, taken, 1)
-    again = dataclasses.replace(taken, admissions=[])
     _run(runner, again, _WARM_STEPS)
     torch.cuda.synchronize()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -224,6 +243,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
+    parser.add_argument("--drafts", type=int, default=0, help="most drafts of a row; 0: no speculation")
     parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
     parser.add_argument("--graphs", help="batch sizes to capture, or off; default: those of the steps of decodes")
     parser.add_argument("--top", type=int, default=16, help="kernels to print")
@@ -238,6 +258,8 @@ def main() -> None:
         "graph_sizes": arguments.graphs or decode_sizes(kinds),
         "kv_dtype": arguments.kv_dtype,
     }
+    if arguments.drafts:
+        settings |= {"speculate": "ngram", "speculate_tokens": arguments.drafts}
     model, config = make_model(arguments.shape, settings, schemes)
     runner = captured_runner(model, config, make_caches(model, config, arguments.blocks))
     pool = BlockPool(arguments.blocks, config.block_size)

@@ -142,7 +142,9 @@ async def _send_all(session: EngineSession, workload: Workload, prompts: Sequenc
     await asyncio.gather(*(answer.finished for answer in answers.values()))
 
 
-async def send(session: EngineSession, workload: Workload, salt: bytes, ending: Ending | None = None) -> Run:
+async def send(
+    session: EngineSession, workload: Workload, salt: bytes, ending: Ending | None = None, max_drafts: int = -1
+) -> Run:
     """Sends the workload and waits for its last token, or until the time of its users is over.
 
     Args:
@@ -150,12 +152,14 @@ async def send(session: EngineSession, workload: Workload, salt: bytes, ending: 
         workload: What to send.
         salt: Sets this run apart in the prefix cache from runs of the same prompts.
         ending: What may cut it short; None: that is the caller's affair.
+        max_drafts: Most drafts of a step of each request; -1: as many as the engine chooses.
 
     Raises:
         NotMeasured: An answer has not the length that was asked for.
         Unfinished: It was cut short.
     """
     prompts = [Prompt.of(ids, output, salt) for ids, output in workload.trace]
+    prompts = [dataclasses.replace(prompt, max_drafts=max_drafts) for prompt in prompts]
     penalized = [dataclasses.replace(prompt, sampling=_PENALIZED) for prompt in prompts[: workload.penalized]]
     prompts[: workload.penalized] = penalized
     gc.collect()

@@ -378,11 +378,6 @@ class EngineConfig(_Frozen):
                 f"{asked}, and hosts is {self.hosts}: each machine has as many whole stages, or as large a part of "
                 f"one; hosts {', '.join(map(str, self._working_hosts()))} work"
             )
-        if self.hosts > 1 and self.draft_model is not None:
-            raise ValueError(
-                f"hosts is {self.hosts}, and draft_model is {self.draft_model}, which other machines do not know: "
-                "speculate ngram or suffix works, or hosts 1"
-            )
 
     def _working_hosts(self) -> list[int]:
         """Numbers of machines over which the ranks can be dealt out."""

@@ -54,6 +54,18 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
     return f"draft_model {draft.name}: {reason}" if reason else None
 
 
+def draft_revision(config: EngineConfig) -> str:
+    """Returns the revision of the draft model or head that is configured; empty if none is.
+
+    Raises:
+        InvalidModelFolder: It can't be read.
+    """
+    if config.draft_model is None:
+        return ""
+    kind = Eagle3Folder if config.speculate == "eagle" else ModelFolder
+    return kind.open(config.draft_model, require_weights=config.load == "folder").revision
+
+
 def _unsuitable_layer(config: EngineConfig, target: ModelFolder) -> str | None:
     if target.config.mtp is None:
         return unsuitable_mtp(config, target.config)

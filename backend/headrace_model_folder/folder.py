@@ -8,12 +8,12 @@ milliseconds whatever the weights' size.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Mapping
 from typing import Self
 
-from headrace_model_folder.bounded_files import exists_inside, read_bytes, read_samples
+from headrace_model_folder import revisions
+from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
@@ -86,7 +86,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             tensors = split_joined(config, tensors)
-            config = _with_plain_routers(config, tensors)
+            config = _with_plain_logits(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))
             config = with_inputs(folder, config, tensors)
@@ -98,7 +98,7 @@ class ModelFolder:
             config=config,
             generation_defaults=defaults,
             tensors=tensors,
-            revision=_revision(folder, tokenizer, index),
+            revision=revisions.of_folder(folder, tokenizer, index),
             template=read_chat_template(folder),
             tokenizer_path=None if tokenizer is None else folder / TOKENIZER_FILE,
             token_table=None if tokenizer is None else _checked_table(tokenizer, config.vocab_size),
@@ -110,7 +110,7 @@ class ModelFolder:
         """`open` for a GGUF file. Its tokenizer is in it, so there is no `tokenizer_path`."""
         header = read_gguf_header(folder, file)
         config = read_gguf_config(folder, header)
-        records = gguf_records(header, config)
+        records = gguf_records(folder, header, config)
         config = dataclasses.replace(config, shared_blocks=shared_blocks(header, config))
         tokenizer = gguf_tokenizer_json(file, header.metadata, config.vocab_size)
         return cls(
@@ -118,7 +118,7 @@ class ModelFolder:
             config=config,
             generation_defaults=GenerationDefaults(eos_token_ids=config.eos_token_ids),
             tensors=records if require_weights else {},
-            revision=_gguf_revision(folder, file, header.digest),
+            revision=revisions.of_gguf(folder, file, header.digest),
             template=gguf_chat_template(file, header.metadata),
             tokenizer_path=None,
             token_table=None if tokenizer is None else _gguf_table(tokenizer, config.vocab_size, file),
@@ -184,12 +184,12 @@ def _existing_folder(path: pathlib.Path | str) -> pathlib.Path:
     return resolved
 
 
-def _with_plain_routers(config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
-    """Returns the config with routers plain that the folder has so, whatever config.json says."""
+def _with_plain_logits(config: ModelConfig, tensors: Mapping[str, TensorRecord]) -> ModelConfig:
+    """Returns the config with routers and gates plain that the folder has so, whatever it says."""
     if config.quantization is None:
         return config
-    routers = [experts.router.name for experts in config.description.expert_layers]
-    layers = without_plain(routers, config.quantization.layers, tensors)
+    kept = [linear.name for linear in config.description.linears if linear.keeps_dtype]
+    layers = without_plain(kept, config.quantization.layers, tensors)
     return dataclasses.replace(config, quantization=dataclasses.replace(config.quantization, layers=layers))
 
 
@@ -222,22 +222,3 @@ def _gguf_table(tokenizer: bytes, vocab_size: int, file: str) -> TokenTable:
         return _checked_table(tokenizer, vocab_size)
     except InvalidModelFolder as error:
         raise InvalidModelFolder(f"{file}: vocabulary, as tokenizer.json: {error}") from None
-
-
-def _revision(folder: pathlib.Path, tokenizer: bytes | None, index: TensorIndex) -> str:
-    parts = [read_bytes(folder, CONFIG_FILE, 1 << 30), tokenizer or b""]
-    for file, header in sorted(index.headers.items()):
-        parts += [file.encode(), header.file_size.to_bytes(8, "little"), header.raw, read_samples(folder, file)]
-    return f"{folder.name}@{_digest(parts)}"
-
-
-def _gguf_revision(folder: pathlib.Path, file: str, header_digest: bytes) -> str:
-    return f"{pathlib.PurePath(file).stem}@{_digest([header_digest, read_samples(folder, file)])}"
-
-
-def _digest(parts: list[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:12]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from headrace_model_folder.bounded_files import MIB, exists_inside, read_json_object
+from headrace_model_folder.description import Linear
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.expected_tensors import expected_tensors
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.folder import ModelFolder
 from headrace_model_folder.formats.layer_format import LayerFormat
+from headrace_model_folder.safetensors_header import TensorRecord
+from headrace_model_folder.tensor_index import read_tensor_index
 
 REPORT_FILE = "quantization-report.json"
 # 1,024 layers with all their tensors' names take half of it.
@@ -111,8 +114,7 @@ def _check_layers(report: Fields, folder: ModelFolder) -> None:
         if not isinstance(errors, dict):
             raise report.error("layers", f"must be objects with errors, the one of layer {index} has none")
         named.update(errors)
-    assert folder.config.quantization is not None
-    if differing := named ^ folder.config.quantization.layers.keys():
+    if differing := named ^ _quantized(folder).keys():
         first = min(differing)
         where = "the report" if first in named else "config.json"
         raise report.error("layers", f"must be those that config.json has quantized: {shown(first)} is in {where} only")
@@ -120,24 +122,31 @@ def _check_layers(report: Fields, folder: ModelFolder) -> None:
 
 def _check_sizes(report: Fields, folder: ModelFolder) -> None:
     """Refuses a report that states other sizes than the tensors have."""
-    num_bytes = sum(record.num_bytes for record in folder.tensors.values())
+    tensors = read_tensor_index(folder.path).tensors
+    num_bytes = sum(record.num_bytes for record in tensors.values())
     if report.integer("bytes_after", 0, 1 << 63) != num_bytes:
         raise report.error("bytes_after", f"is {report.get('bytes_after')}, the folder's tensors have {num_bytes}")
-    bits, found = report.number("bits_per_weight", 0.0, 64.0), _bits_per_weight(folder)
+    bits, found = report.number("bits_per_weight", 0.0, 64.0), _bits_per_weight(folder, tensors)
     if not math.isclose(bits, found, rel_tol=_RELATIVE_ROUNDING):
         raise report.error("bits_per_weight", f"is {bits:g}, the folder's tensors have {found:g}")
 
 
-def _bits_per_weight(folder: ModelFolder) -> float:
+def _bits_per_weight(folder: ModelFolder, tensors: Mapping[str, TensorRecord]) -> float:
     """Bits per weight of the quantized layers, scales and zero points included."""
-    assert folder.config.quantization is not None
-    layers, shapes = folder.config.quantization.layers, expected_tensors(folder.config)
+    layers = _quantized(folder)
     num_bytes = sum(
         record.num_bytes
-        for name, record in folder.tensors.items()
+        for name, record in tensors.items()
         if name.rpartition(".")[0] in layers and not name.endswith(".bias")
     )
-    return 8 * num_bytes / sum(math.prod(shapes[f"{layer}.weight"]) for layer in layers)
+    return 8 * num_bytes / sum(linear.size for linear in layers.values())
+
+
+def _quantized(folder: ModelFolder) -> dict[str, Linear]:
+    """The quantized projections as the folder has them, by name."""
+    assert folder.config.quantization is not None
+    layers = folder.config.quantization.layers
+    return {linear.stored.name: linear.stored for linear in folder.config.description.linears if linear.name in layers}
 
 
 def _entries(report: Fields, key: str) -> dict[str, Any]:

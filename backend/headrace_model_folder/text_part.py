@@ -7,6 +7,7 @@ parts' tensors are neither checked nor read.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.safetensors_header import TensorRecord
 
 # Fields that hold for the whole model, wherever they stand.
-_OF_ALL = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+_QUANTIZATION = "quantization_config"
+_OF_ALL = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", _QUANTIZATION)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class TextPart:
         of_all = {
             name: config[name] for name in (*_OF_ALL, *self.of_all, "architectures") if config.get(name) is not None
         }
+        if _QUANTIZATION in of_all:
+            of_all[_QUANTIZATION] = self._renamed(of_all[_QUANTIZATION])
         return {**own, **of_all}
 
     def tensors(self, found: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:
@@ -57,6 +61,20 @@ class TextPart:
                 raise InvalidModelFolder(f"{record.file}: tensor {shown(name)} is there twice, as {shown(own)}")
             kept[own] = record
         return kept
+
+    def _renamed(self, value: Any) -> Any:
+        """What a quantization says, with layers and patterns by the names of `tensors`."""
+        if isinstance(value, dict):
+            return {self._renamed(key): self._renamed(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [self._renamed(entry) for entry in value]
+        if not isinstance(value, str):
+            return value
+        for theirs, ours in self.prefixes.items():
+            # Patterns have it anywhere, with dots as they are or escaped.
+            for name, own in ((theirs, ours), (re.escape(theirs), re.escape(ours))):
+                value = value.replace(name, own)
+        return value
 
     def _own_name(self, name: str) -> str:
         for theirs, ours in self.prefixes.items():

@@ -16,7 +16,6 @@ import pathlib
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.bounded_files import read_json_object
 from headrace_model_folder.config import CONFIG_FILE
-from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.measured_loss import REPORT_FILE
 from headrace_quantize.config import GROUP_SIZES, QuantizeConfig
 
@@ -70,14 +69,17 @@ def check(config: QuantizeConfig) -> Job:
 
 
 def projections(model: ModelFolder) -> dict[str, tuple[int, int]]:
-    """Name of each product of the decoder layers -> [outputs, inputs]. Routers stay as they are."""
-    linears = model.config.description.linears
-    return {linear.name: (linear.outputs, linear.inputs) for linear in linears if not linear.keeps_dtype}
+    """Name of each projection of the decoder layers -> [outputs, inputs], as the folder has them.
+
+    Routers and others that keep the model's type are left out.
+    """
+    linears = (linear.stored for linear in model.config.description.linears if not linear.keeps_dtype)
+    return {linear.name: (linear.outputs, linear.inputs) for linear in linears}
 
 
-def routers(model: ModelFolder) -> tuple[str, ...]:
-    """Names of the routers of a mixture of experts."""
-    return tuple(experts.router.name for experts in model.config.description.expert_layers)
+def plain_projections(model: ModelFolder) -> tuple[str, ...]:
+    """Names of the projections that keep the model's type: routers, gates, logits of decay."""
+    return tuple(linear.name for linear in model.config.description.linears if linear.keeps_dtype)
 
 
 def _open(config: QuantizeConfig) -> ModelFolder:
@@ -90,12 +92,11 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         model = ModelFolder.open(folder)
     except InvalidModelFolder as error:
         raise QuantizeRefused(f"MODEL_FOLDER: {error}") from None
-    if (
-        fused := next((linear.fused.name for linear in model.config.description.linears if linear.fused), None)
-    ) is not None:
+    fused = next((linear.fused.name for linear in model.config.description.linears if linear.fused), None)
+    if config.method == "awq" and fused is not None:
         raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} keeps several projections in one tensor ({fused}), which is not supported yet: "
-            "--quantize of a server rounds such a model as it loads"
+            f"--method awq is not for {model.config.architecture}, which keeps several projections in one tensor "
+            f"({fused}), of which scales could be folded into one alone; rtn and gptq work"
         )
     if any(experts.stacked is not None for experts in model.config.description.expert_layers):
         raise QuantizeRefused(
@@ -112,16 +113,6 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         raise QuantizeRefused(
             f"--method awq is not for {model.config.architecture}, whose norms are not all before products, where "
             "scales of inputs could be folded into them; rtn and gptq work"
-        )
-    if FAMILIES[model.config.architecture].text_part is not None:
-        raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} has parts beside its text part, which would be lost: --quantize of a server rounds "
-            "such a model as it loads"
-        )
-    if model.config.description.recurrent_layers:
-        raise QuantizeRefused(
-            f"MODEL_FOLDER {folder} is of {model.config.architecture}, whose layers have states, which is not "
-            "supported yet: --quantize of a server rounds such a model as it loads"
         )
     described = model.config.description
     if not described.has_one_geometry or any(layer.scalar is not None for layer in described.layers):

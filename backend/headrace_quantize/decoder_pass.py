@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.decoder_layer import DecoderLayer
+from headrace_backend.layers.gated_delta_net import GatedDeltaNet
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.rotary import RotaryTables, Rotations
 from headrace_backend.layers.sharded_module import weight_targets
@@ -30,6 +31,7 @@ from headrace_model_folder import ModelFolder
 from headrace_model_folder.description import Norm
 from headrace_quantize.calibration_text import Pieces
 from headrace_quantize.source_tensors import SourceTensors
+from headrace_quantize.stored_parts import stored_parts
 
 _BLOCK = 16
 # Tokens that pass through a layer at once: enough to fill a card, few enough that what lies between
@@ -46,8 +48,23 @@ class LoadedLayer:
     """A decoder layer, and where its checkpoint tensors lie in it."""
 
     module: DecoderLayer
-    # Name in the checkpoint -> place.
+    # Name of a projection's tensor, or of another one -> place.
     targets: dict[str, WeightTarget]
+    # Name of each tensor as the folder has it -> the targets that it fills, rows after rows.
+    stored: dict[str, tuple[str, ...]]
+
+    def weight(self, projection: str) -> Tensor:
+        """The weight [outputs, inputs] of a projection as the folder has it; parts are copied."""
+        parts = [self.targets[name].tensor for name in self.stored[f"{projection}.weight"]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Fills what a tensor of the folder fills, from that tensor."""
+        first = 0
+        for target in (self.targets[part] for part in self.stored[name]):
+            rows = tensor[first : first + len(target.rows)]
+            target.put(rows.flatten(), target.rows.start, target.rows.stop)
+            first += len(rows)
 
 
 class DecoderPass:
@@ -104,7 +121,10 @@ class DecoderPass:
         layer = DecoderLayer(described, Placement(self.dtype, self.device), self._rotary.number(described))
         targets = weight_targets(layer)
         load_weights(self._folder, targets, lambda *_: None)
-        return LoadedLayer(layer.eval(), targets)
+        stored = {name: parts for name, parts in stored_parts(self._description).items() if parts[0] in targets}
+        whole = {part for parts in stored.values() for part in parts}
+        stored |= {name: (name,) for name in targets if name not in whole}
+        return LoadedLayer(layer.eval(), targets, stored)
 
     def run(self, layer: DecoderLayer, hidden: Tensor, heads: Tensor | None = None) -> None:
         """Passes all pieces through a layer, in place.
@@ -120,7 +140,7 @@ class DecoderPass:
 
     def heads(self, layer: DecoderLayer, hidden: Tensor) -> Tensor:
         """Computes the attention of all pieces: [pieces, tokens, heads' outputs], on the host."""
-        width = self._description.attention.output.inputs
+        width = layer.self_attn.o_proj.weight.num_inputs
         kept = torch.empty(*hidden.shape[:2], width, dtype=self.dtype)
         for part in self._parts(hidden):
             residual = self._residual(hidden[part])
@@ -184,7 +204,12 @@ class DecoderPass:
 
     def _heads(self, layer: DecoderLayer, residual: Tensor, rows: int) -> Tensor:
         metadata, rotations = self._step(rows)
-        return layer.heads(None, residual, rotations, self._kv_cache(rows), metadata)
+        kept = self._states(rows) if isinstance(layer.self_attn, GatedDeltaNet) else self._kv_cache(rows)
+        return layer.heads(None, residual, rotations, kept, metadata)
+
+    def _states(self, rows: int) -> Tensor:
+        """States of these rows, which sequences that begin do not read."""
+        return torch.empty(rows, self._description.recurrent_layers[0].state_elements, device=self.device)
 
     def _kv_cache(self, rows: int) -> Tensor:
         """Blocks for these rows: what earlier batches left is overwritten before it is read."""
@@ -215,6 +240,7 @@ class DecoderPass:
             max_seq_len=length,
             query_lens_cpu=lengths,
             seq_lens_cpu=lengths,
+            rows=torch.arange(rows, dtype=torch.int32, device=self.device),
         )
 
 

@@ -116,11 +116,14 @@ class OutputFolder:
             if name.rpartition(".")[0] in projections and not name.endswith(".bias")
         )
 
-    def finish(self, original: pathlib.Path, quantization: dict[str, Any], report: dict[str, Any]) -> None:
+    def finish(
+        self, original: pathlib.Path, config: dict[str, Any], quantization: dict[str, Any], report: dict[str, Any]
+    ) -> None:
         """Makes the folder a model.
 
         Args:
-            original: The folder whose tokenizer and configuration it gets.
+            original: The folder whose tokenizer it gets.
+            config: config.json without its `quantization_config`.
             quantization: config.json's `quantization_config`.
             report: What is to be known of the run; JSON.
         """
@@ -132,7 +135,6 @@ class OutputFolder:
         for name in _COPIED:
             if (original / name).is_file():
                 self._write(name, (original / name).read_bytes())
-        config = json.loads((original / CONFIG_FILE).read_text(encoding="utf-8"))
         self._write_json(CONFIG_FILE, config | {"quantization_config": quantization})
         self._write_json(REPORT_FILE, {**report, "fingerprint": self._state["fingerprint"], "shards": shards})
         (self.path / STATE_FILE).unlink()

@@ -127,11 +127,11 @@ class ExpertQuantizer:
         target = self._layer.targets[f"{linear.name}.weight"].tensor
         weight = target.to(torch.float32, copy=True).contiguous()
         matrix = self._rounded(linear.name, weight, read)
-        restored = matrix.restored()
-        self.errors[linear.name] = rounding_error(weight, restored, None if read is None else read.gram)
+        dequantized = matrix.dequantized()
+        self.errors[linear.name] = rounding_error(weight, dequantized, None if read is None else read.gram)
         self.tensors.update(tensors_of(linear.name, matrix))
         if self._config.method == "gptq":
-            target.copy_(restored)
+            target.copy_(dequantized)
 
     def _rounded(self, name: str, weight: Tensor, read: InputStatistics | None) -> QuantizedMatrix:
         config, form = self._config, self._form(name)

@@ -1,7 +1,7 @@
 """One decoder layer: from its original weights and what it reads, to the tensors that are written.
 
     layer, hidden states -> InputStatistics of each product -> a method -> tensors -> back into the
-    layer, as a reader of the folder restores them
+    layer, as a reader of the folder dequantizes them
 
 Owns the order. GPTQ sees each product's inputs as the products before it, already rounded, give
 them: a pass over the text for each of four, of which the last three begin behind the attention,
@@ -86,7 +86,7 @@ class LayerQuantizer:
             self._round_at_once(described, layer, seen, folding, result)
         if isinstance(described.mlp, Experts) and self._has_experts(described.mlp):
             self._round_experts(described.mlp, layer, hidden, result)
-        for name in layer.targets:
+        for name in layer.stored:
             if not self._is_quantized(name):
                 result.tensors[name] = folding.applied(name, self._source.read(name))
         self.fill(layer, result.tensors)
@@ -102,16 +102,16 @@ class LayerQuantizer:
         return chosen + experts + 1
 
     def fill(self, layer: LoadedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Gives a layer the weights that a reader of these tensors restores.
+        """Gives a layer the weights that a reader of these tensors dequantizes.
 
         Weights that are not among them stay.
         """
-        for name, target in layer.targets.items():
+        for name in layer.stored:
             projection = name.removesuffix(".weight")
             if self._is_quantized(name) and f"{projection}.weight_scale" in tensors:
-                target.tensor.copy_(matrix_of(projection, tensors, self.format(projection)).restored())
+                layer.put(name, matrix_of(projection, tensors, self.format(projection)).dequantized())
             elif not self._is_quantized(name) and name in tensors:
-                target.put(tensors[name].flatten(), target.rows.start, target.rows.stop)
+                layer.put(name, tensors[name])
 
     def format(self, projection: str) -> NumberFormat:
         """The numbers of a projection; scales have the type of its original weight."""
@@ -146,7 +146,7 @@ class LayerQuantizer:
 
     def _weight(self, layer: LoadedLayer, name: str) -> Tensor:
         """[outputs, inputs] fp32, a copy."""
-        return layer.targets[f"{name}.weight"].tensor.to(torch.float32, copy=True).contiguous()
+        return layer.weight(name).to(torch.float32, copy=True).contiguous()
 
     def _chosen(self, described: Layer, stage: Stage) -> list[str]:
         names = [f"{described.name}.{projection}" for projection in stage.projections]
@@ -183,7 +183,7 @@ class LayerQuantizer:
             for name in chosen:
                 weight, gram, form = self._weight(layer, name), gathered[stage.product].gram, self.format(name)
                 matrix = gptq.quantize(weight, gram, form, config.group, config.damping, config.act_order, name)
-                result.errors[name] = relative_output_error(weight, matrix.restored(), gram)
+                result.errors[name] = relative_output_error(weight, matrix.dequantized(), gram)
                 rounded.update(tensors_of(name, matrix))
             self.fill(layer, rounded)
             result.tensors.update(rounded)
@@ -216,8 +216,8 @@ class LayerQuantizer:
                 weight, inputs = self._weight(layer, name), seen.get(stage.product)
                 scaled = folding.applied(f"{name}.weight", weight)
                 matrix = self._rounded(name, scaled, None if inputs is None else folding.gram(name, inputs.gram))
-                restored = folding.undone(name, matrix.restored())
-                result.errors[name] = rounding_error(weight, restored, None if inputs is None else inputs.gram)
+                dequantized = folding.undone(name, matrix.dequantized())
+                result.errors[name] = rounding_error(weight, dequantized, None if inputs is None else inputs.gram)
                 result.tensors.update(tensors_of(name, matrix))
 
     def _rounded(self, name: str, weight: Tensor, gram: Tensor | None) -> QuantizedMatrix:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace_quantize.calibration_text import CalibrationText, Pieces, read_pieces
-from headrace_quantize.checks import Job, QuantizeRefused, projections, routers
+from headrace_quantize.checks import Job, QuantizeRefused, plain_projections, projections
 from headrace_quantize.compressed_tensors import quantization_config
 from headrace_quantize.config import VERSION
 from headrace_quantize.decoder_pass import DecoderPass, LoadedLayer
@@ -28,6 +28,7 @@ from headrace_quantize.progress import RunProgress
 from headrace_quantize.quantize_layer import LayerQuantizer
 from headrace_quantize.report import LayerReport, RunReport
 from headrace_quantize.source_tensors import SourceTensors
+from headrace_quantize.text_config import text_config
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -88,8 +89,8 @@ class Run:
         self._copy(self.num_layers + 1, [_NORM] if tied else [_NORM, _HEAD])
         quality = self._quality(before, after, tied) if self._text.held_out else None
         report = self._report(layers, quality)
-        config = quantization_config(self._job.config, self._job.kept + routers(self._job.model))
-        self.out.finish(self._job.model.path, config, report.as_json())
+        quantization = quantization_config(self._job.config, self._job.kept + plain_projections(self._job.model))
+        self.out.finish(self._job.model.path, text_config(self._job.model), quantization, report.as_json())
         return report
 
     def _layer(self, index: int, calibration: Tensor, before: Tensor, after: Tensor) -> LayerReport:

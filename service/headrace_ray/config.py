@@ -41,7 +41,6 @@ _PRIVATE_OF_ENGINES = frozenset(
         "probe",
         "replica",
         "telemetry_socket",
-        "hosts_timeout_s",
     }
 )
 _PRIVATE_OF_SERVICES = frozenset(
@@ -66,8 +65,7 @@ _PRIVATE_OF_SERVICES = frozenset(
         "exit_with_parent",
     }
 )
-# An engine's ranks are on one node of the cluster.
-_ENGINE = Group("engine", configs.EngineConfig, frozenset({"hosts"}))
+_ENGINE = Group("engine", configs.EngineConfig, frozenset())
 _BACKEND = Group("backend", configs.BackendConfig, _PRIVATE_OF_ENGINES)
 _SERVICE = Group("service", ServiceConfig, _PRIVATE_OF_SERVICES)
 
@@ -153,9 +151,14 @@ class RayConfig(_Table):
         return Policy(engines.min, most, scaling.waiting_tokens, scaling.up_after_s, scaling.down_after_s)
 
     @property
-    def tp(self) -> int:
-        """Ranks of each engine."""
-        return int(self.engine.get("tp", 1))
+    def hosts(self) -> int:
+        """Nodes of each engine."""
+        return int(self.engine.get("hosts", 1))
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks of an engine on each of its nodes."""
+        return int(self.engine.get("tp", 1)) * int(self.engine.get("pp", 1)) // self.hosts
 
     @property
     def device(self) -> str:
@@ -230,6 +233,11 @@ def _check_engine(engine: Mapping[str, Any], where: str) -> None:
     of_engine = {name: value for name, value in engine.items() if name not in of_backend}
     settings.check_table(_BACKEND, of_backend, where)
     settings.check_table(_ENGINE, of_engine, where)
+    shape = {name: engine[name] for name in ("tp", "pp", "hosts") if name in engine}
+    try:
+        configs.EngineConfig(model=pathlib.Path("any"), device="cpu", **shape)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{where}: {rule_of(error.errors(include_url=False)[0])}") from None
     if engine.get("device", "auto") not in _DEVICES:
         raise ConfigError(
             f"{where}: device is {engine['device']!r}; it must be auto, cpu or cuda: Ray chooses the GPUs"

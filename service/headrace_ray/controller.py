@@ -9,6 +9,7 @@ actors that it finds by their names. Streams do not pass through it, nor wait fo
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 import time
@@ -18,8 +19,9 @@ from headrace_ray.authority import Authority
 from headrace_ray.autoscaling import Autoscaler
 from headrace_ray.config import RayConfig
 from headrace_ray.engine_actor import Engine, EngineSpec
-from headrace_ray.member import Member
+from headrace_ray.member import Member, Part
 from headrace_ray.placement import Node
+from headrace_ray.ranks_actor import Ranks, RanksSpec
 from headrace_ray.reports import Status
 from headrace_ray.service_actor import Service, ServiceSpec
 
@@ -65,7 +67,7 @@ class Controller:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         self._config = config
         self._authority = authority
-        self._engines = member.found(f"{config.name}/engine-")
+        self._engines = member.found(f"{config.name}/engine-", config.hosts - 1)
         # Until all of them have spoken, nobody knows where they are: services keep the engines that
         # they have, and no engine is added or given up.
         self._to_hear = list(self._engines)
@@ -80,7 +82,9 @@ class Controller:
         living = nodes.living()
         on_gpus = config.device == "cuda" or (config.device == "auto" and placement.has_gpus(living))
         self._device = "cuda" if on_gpus else "cpu"
-        self._demand = placement.demand(config.tp, config.engines.cpus, config.engines.resources, on_gpus=on_gpus)
+        self._demand = placement.demand(
+            config.ranks_per_host, config.engines.cpus, config.engines.resources, on_gpus=on_gpus
+        )
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
@@ -98,7 +102,7 @@ class Controller:
                 self._scaler.wanted,
                 {_short(each.name): each.report for each in self._engines},
                 {each.report.address or _short(each.name): each.report for each in self._services.values()},
-                placement.shown(self._demand),
+                placement.shown(self._demand, self._config.hosts),
                 self._engine_pauses.failures,
                 self._engine_pauses.why,
                 self._served,
@@ -166,8 +170,8 @@ class Controller:
             self._add(living, wanted - len(staying))
 
     def _drop_lost_engines(self, now_s: float) -> None:
-        for each in [each for each in self._engines if each.is_gone or each.report.state == "failed"]:
-            why = each.report.why or "it ended"
+        for each in [each for each in self._engines if each.loss]:
+            why = each.loss
             _log.warning("%s is replaced: %s", each.name, why)
             self._drop(each)
             # One that served is replaced at once; one that never did may have no reason to do
@@ -207,14 +211,18 @@ class Controller:
     def _add(self, living: list[Node], number: int) -> None:
         for _ in range(number):
             placed = [each.node_id for each in self._engines]
-            self._launch(placement.choose(living, self._demand, placed))
+            # Of several nodes Ray finds such as are free together.
+            is_ours = self._config.hosts == 1
+            self._launch(placement.choose(living, self._demand, placed) if is_ours else None)
 
     def _launch(self, node_id: str | None) -> None:
         self._last_number += 1
         name = f"{self._config.name}/engine-{self._last_number}"
         settings = {**self._config.engine, "device": self._device}
         spec = EngineSpec(name.replace("/", " "), settings, self._authority, self._config.engines.ports)
-        self._engines.append(member.engine(name, Engine, spec, self._demand, node_id))
+        ranks = functools.partial(RanksSpec, f"{spec.name} ranks", settings, self._authority)
+        parts = [Part(Ranks, ranks)] * (self._config.hosts - 1)
+        self._engines.append(member.engine(name, Engine, spec, self._demand, node_id, parts))
         _log.info("%s is placed on %s", name, node_id or "whichever node gets room")
 
     def _place_elsewhere(self, now_s: float) -> None:

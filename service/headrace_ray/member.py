@@ -8,8 +8,8 @@ whoever started it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 import ray.util
@@ -39,9 +39,13 @@ class Member:
         is_gone: whether it is dead for good; `report.why` says how.
         since_s: when it was made or found.
         leaving_since_s: when it was decided that it ends; None: it stays.
+        parts: of an engine, the actors of its ranks on further nodes.
     """
 
-    def __init__(self, name: str, actor: Any, group: Any = None, target: str = "") -> None:
+    def __init__(
+        self, name: str, actor: Any, group: Any = None, target: str = "", parts: Sequence[Member] = ()
+    ) -> None:
+        self.parts = parts
         self.name = name
         self.actor = actor
         self.group = group
@@ -63,8 +67,18 @@ class Member:
         """Whether it was asked to stop."""
         return self._stopping is not None
 
+    @property
+    def loss(self) -> str:
+        """Why it has to be replaced; "": it has not."""
+        for each in (self, *self.parts):
+            if each.is_gone or each.report.state == "failed":
+                return each.report.why or "it ended"
+        return ""
+
     def look(self) -> None:
-        """Takes its newest report, if it has come, and asks for the next one."""
+        """Takes its newest report, if it has come, and asks for the next one; so of its parts."""
+        for each in self.parts:
+            each.look()
         if self._question is not None and not _is_ready(self._question):
             if self.has_answered and time.monotonic() - self._heard_s > _SILENCE_S:
                 self.report = self.report._replace(state="starting", load=None, why="does not answer")
@@ -79,7 +93,7 @@ class Member:
         return self.group is None or placement_group_table(self.group).get("state") == "CREATED"
 
     def stop(self, *arguments: float) -> None:
-        """Asks it to end its process."""
+        """Asks it to end its process; those of its parts end when it is removed."""
         self._stopping = self.actor.stop.remote(*arguments)
 
     def has_stopped(self) -> bool:
@@ -91,7 +105,9 @@ class Member:
         ray.wait([self._stopping], timeout=timeout_s)
 
     def remove(self) -> None:
-        """Ends the actor, and its process with it, and gives its resources back."""
+        """Ends the actor and its parts, with their processes, and gives their resources back."""
+        for each in self.parts:
+            each.remove()
         remove(self.actor, self.group)
 
     def _take_answer(self) -> None:
@@ -108,25 +124,60 @@ class Member:
         self.has_served = self.has_served or self.report.state == "serving"
 
 
-def engine(name: str, kind: Any, spec: Any, demand: Mapping[str, float], node_id: str | None) -> Member:
-    """Starts an engine's actor in a placement group of its own.
+class Part(NamedTuple):
+    """An actor of an engine on a further node, before it is made.
+
+    Attributes:
+        kind: its class.
+        spec: what it is made from, given the handle of the engine's own actor.
+    """
+
+    kind: Any
+    spec: Callable[[Any], Any]
+
+
+def engine(
+    name: str, kind: Any, spec: Any, demand: Mapping[str, float], node_id: str | None, parts: Sequence[Part] = ()
+) -> Member:
+    """Starts an engine's actors in a placement group of its own.
 
     Args:
         name: of the actor and of the group.
-        kind: the actor's class.
-        spec: what it is made from.
-        demand: what the group reserves on one node.
-        node_id: that node; None: Ray finds one, or waits until there is one.
+        kind: the class of the actor that has the backend.
+        spec: what that is made from.
+        demand: what the group reserves on each node.
+        node_id: the node; None: Ray finds one, or so many, or waits until there are.
+        parts: actors on further nodes, each on one of its own.
     """
     selector = [{_NODE_LABEL: node_id}] if node_id is not None else None
     group = placement_group(
-        [dict(demand)], strategy="STRICT_PACK", name=name, lifetime="detached", bundle_label_selector=selector
+        [dict(demand) for _ in range(1 + len(parts))],
+        strategy="STRICT_SPREAD" if parts else "STRICT_PACK",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=selector,
     )
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+    actor = _detached(name, kind, spec, **_in_bundle(group, 0, demand))
+    made = []
+    for index, part in enumerate(parts, 1):
+        of_part = part_name(name, index)
+        made.append(
+            Member(of_part, _detached(of_part, part.kind, part.spec(actor), **_in_bundle(group, index, demand)))
+        )
+    return Member(name, actor, group, node_id or "", made)
+
+
+def part_name(engine_name: str, index: int) -> str:
+    """Returns the name of an engine's actor on a further node; it begins as no engine's does."""
+    deployment, _, short = engine_name.rpartition("/")
+    return f"{deployment}/ranks-{index}-of-{short}"
+
+
+def _in_bundle(group: Any, index: int, demand: Mapping[str, float]) -> dict[str, Any]:
     others = {resource: amount for resource, amount in demand.items() if resource not in ("CPU", "GPU")}
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     takes = {"num_cpus": demand["CPU"], "num_gpus": demand.get("GPU", 0), "resources": others}
-    actor = _detached(name, kind, spec, scheduling_strategy=strategy, **takes)
-    return Member(name, actor, group, node_id or "")
+    return {"scheduling_strategy": strategy, **takes}
 
 
 def service(name: str, kind: Any, spec: Any, node_id: str) -> Member:
@@ -135,13 +186,24 @@ def service(name: str, kind: Any, spec: Any, node_id: str) -> Member:
     return Member(name, _detached(name, kind, spec, scheduling_strategy=strategy, num_cpus=0), target=node_id)
 
 
-def found(prefix: str) -> list[Member]:
-    """Returns the members whose names begin so, which somebody else has started."""
+def found(prefix: str, num_parts: int = 0) -> list[Member]:
+    """Returns the members whose names begin so, which somebody else has started.
+
+    Args:
+        prefix: what their names begin with.
+        num_parts: how many parts each of them has; one that lacks some is gone as a whole.
+    """
     members = []
     for name in names(prefix):
         actor = actor_of(name)
-        if actor is not None:
-            members.append(Member(name, actor, group_of(name)))
+        if actor is None:
+            continue
+        parts = [part_name(name, index) for index in range(1, num_parts + 1)]
+        actors = [actor_of(part) for part in parts]
+        member = Member(name, actor, group_of(name), "", [*map(Member, parts, actors)])
+        for part in member.parts:
+            part.is_gone = part.actor is None
+        members.append(member)
     return members
 
 

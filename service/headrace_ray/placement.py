@@ -1,7 +1,7 @@
 """What an engine takes of a node, and which node gets the next one.
 
-Owns the arithmetic alone; Ray reserves. An engine is one bundle of resources: its ranks exchange
-partial sums in every layer, so all of them are on one node.
+Owns the arithmetic alone; Ray reserves. An engine is one bundle of resources, because its ranks
+exchange partial sums in every layer, or one on each of several nodes where it is to be on so many.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def has_gpus(nodes: Collection[Node]) -> bool:
     return any(node.total.get("GPU", 0) > 0 for node in nodes)
 
 
-def demand(tp: int, cpus: float, others: Resources, *, on_gpus: bool) -> dict[str, float]:
-    """Returns the resources of one engine: a GPU for each of its `tp` ranks where it is on GPUs."""
-    gpus = {"GPU": float(tp)} if on_gpus else {}
+def demand(ranks: int, cpus: float, others: Resources, *, on_gpus: bool) -> dict[str, float]:
+    """Returns an engine's resources of a node: a GPU for each rank there where it is on GPUs."""
+    gpus = {"GPU": float(ranks)} if on_gpus else {}
     return {"CPU": cpus, **gpus, **others}
 
 
@@ -60,6 +60,7 @@ def choose(nodes: Sequence[Node], demand: Resources, placed: Sequence[str]) -> s
     return min(open_nodes, key=lambda node: (placed.count(node), -left[node], node), default=None)
 
 
-def shown(demand: Resources) -> str:
-    """Returns resources for people, as in "2 GPU, 4 CPU"."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(demand.items(), reverse=True))
+def shown(demand: Resources, hosts: int = 1) -> str:
+    """Returns resources for people, as in "2 GPU, 4 CPU" or "2 GPU, 4 CPU on each of 2 nodes"."""
+    each = ", ".join(f"{amount:g} {name}" for name, amount in sorted(demand.items(), reverse=True))
+    return each if hosts == 1 else f"{each} on each of {hosts} nodes"

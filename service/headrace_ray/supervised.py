@@ -43,6 +43,11 @@ class Supervised:
         """How often the process ended by itself and was started again, since it last was steady."""
         return self._process.deaths if self._process is not None else 0
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and is kept running."""
+        return self._life is not None and not self._life.done()
+
     def start(self, name: str, module: str, config: str) -> None:
         """Starts `python -m module` with a configuration in JSON, and keeps it running."""
         path = self.folder / "config.json"

@@ -72,8 +72,8 @@ _INSTEAD: Mapping[str, str] = {
     " --draft-model which model does; method mtp is --speculate mtp",
     "speculative-model": "--draft-model names the folder of a model that drafts, with --speculate draft, or of an"
     " EAGLE-3 head, with --speculate eagle",
-    "enable-auto-tool-choice": "there are no tool calls yet",
-    "tool-call-parser": "there are no tool calls yet",
+    "enable-auto-tool-choice": "requests with tools are always taken; --tool-format off takes none",
+    "tool-call-parser": "--tool-format names the model's format of tool calls, if its folder does not say it",
     "enable-lora": "there are no LoRA adapters; a merged model's folder is served like any other",
     "otlp-traces-endpoint": "--otlp-endpoint takes traces and metrics",
     "uvicorn-log-level": "--log-level says which lines are logged",
@@ -82,9 +82,17 @@ _INSTEAD: Mapping[str, str] = {
     "model-store": "--model-repository names the folder of models",
     "model-control-mode": "models of --model-repository are loaded and unloaded by `headrace admin`",
     "log-verbose": "--log-level debug logs most",
+    # Ours, of other commands.
+    "hosts": "`headrace backend` shares one engine out to several hosts, `headrace ranks` joins it on each other one, "
+    "and `headrace service` stands before any number of such engines",
 }
 # The same where the sentence above names what a command does not have.
-_INSTEAD_ALONE: Mapping[str, str] = {"host": _LISTEN, "port": _LISTEN}
+_INSTEAD_ALONE: Mapping[str, str] = {
+    "host": _LISTEN,
+    "port": _LISTEN,
+    "replicas": "a backend is one engine; each further one is a backend of its own, on this host or another, and "
+    "`headrace service` names all of them",
+}
 _OPTION = re.compile(r"--[a-z][a-z-]*[a-z]")
 
 

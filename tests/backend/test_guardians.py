@@ -38,9 +38,11 @@ async def test_what_a_lost_service_guarded_is_offered_to_one_that_guards(backend
             # One reader has the request's own stream beside the guardian.
             first = await reader.attach(request.request_id, tenant="t", limits=limits)
             await until(lambda: first.attached)
-            assert not next_guardian.unguarded and not guardian.unguarded
-        await until(lambda: next_guardian.unguarded)
-        [owned] = next_guardian.unguarded
+            # Nobody has taken the second copy when the first is lost.
+            await until(lambda: next_guardian.unguarded)
+            assert not guardian.unguarded
+        await until(lambda: len(next_guardian.unguarded) == 2)
+        [owned] = {each.request_id: each for each in next_guardian.unguarded}.values()
         assert (owned.request_id, owned.tenant) == (request.request_id, "t")
         copy = await next_guardian.attach(owned.request_id, tenant=owned.tenant, guards=True)
         await until(lambda: copy.attached)
@@ -50,8 +52,9 @@ async def test_what_a_lost_service_guarded_is_offered_to_one_that_guards(backend
         assert (handed.service_state, handed.detached, handed.limits) == (b"state", True, limits)
         assert asked(handed).prompt_token_ids == ids(*PROMPT) and asked(handed).stop.max_tokens == 900
         assert handed.service_ns > 0 and handed.remaining_ns > 0 and not handed.emitted
-        second = await reader.attach(owned.request_id, tenant="t", guards=True)
-        assert (await settled(second)).refused.code == ALREADY_EXISTS
+        assert not copy.attached.second_guardian
+        again = await next_guardian.attach(owned.request_id, tenant="t", guards=True)
+        assert (await settled(again)).refused.code == ALREADY_EXISTS
         await settled(copy)
         await settled(first)
         assert copy.outputs[0] == first.outputs[0] == expected_tokens(PROMPT, 900)

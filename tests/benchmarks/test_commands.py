@@ -161,8 +161,10 @@ def test_the_ladder_has_its_rungs(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ladder.json"
     run("bench_ladder", "--requests", "3", "--rows", "2", "--json", str(path), *QUICK)
     record = json.loads(path.read_text())
-    names = ["recompute", "kv_cache", "static", "in_flight", "paged", "full"]
+    names = ["recompute", "kv_cache", "static", "in_flight", "paged", "full", "speculation"]
     assert [rung["rung"] for rung in record["rungs"]] == names
+    assert all(0 < rung["mfu"] < 1 for rung in record["rungs"][:-1])
+    assert [each["context"] for each in record["contexts"]] == [512]
     assert record["kv_waste"]["waste_paged"] < record["kv_waste"]["waste_contiguous_prompt_and_max_tokens"]
 
 
@@ -185,6 +187,7 @@ def test_mistakes_are_refused_in_a_line() -> None:
         ("bench_engine", ["--rows", "0.5"], "--rows"),
         ("bench_engine", ["--quant-head", "int4"], "--quant-head"),
         ("bench_ladder", ["--low-bits", "int5"], "--low-bits: 'int5' is none of int8"),
+        ("bench_ladder", ["--acceptance", "1"], "--acceptance is a probability from 0 to below 1, is 1"),
         ("bench_ladder", ["--quant-head", "int8"], "the ladder takes schemes as --low-bits"),
         ("bench_serving", ["--telemetry", "array,span"], "--telemetry: off and some of array, span"),
         ("bench_serving", ["--telemetry", "off,span", "--workloads", "users1000"], "--telemetry: turns must be alike"),

@@ -1,7 +1,7 @@
 """Folders of compressed-tensors, read by transformers with the package of that name.
 
-What `headrace quantize` writes is compared with the weights that we restore from it ourselves, and
-folders whose inputs are rounded with what we make of them.
+What `headrace quantize` writes is compared with the weights that we dequantize from it ourselves,
+and folders whose inputs are rounded with what we make of them.
 
 `slow`: needs the package, which CONFORMANCE_DOWNLOADS=1 allows to be had.
 """
@@ -19,15 +19,15 @@ from tests.conformance.programs import HERE, compressed_tensors, require_downloa
 from tests.models.checkpoints import write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_quantized_folders import RECIPES, load
+from tests.quantize.dequantized_folder import dequantized, transformers_model
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
-from tests.quantize.restored_folder import restored, transformers_model
 from tests.support.quantized_folders import Quantized, quantize_folder
 
 from headrace_quantize.rounding.numbers import NumberFormat
 
 pytestmark = pytest.mark.slow
 
-# Name -> family of a random model, or the trained draft; options; whether it has to be restored
+# Name -> family of a random model, or the trained draft; options; whether it has to be dequantized
 # while it is loaded.
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "gptq": ("draft", {"method": "gptq"}, False),
@@ -80,10 +80,10 @@ def test_transformers_finds_the_logits_of_the_dequantized_weights(folders: pathl
     is_float = options.get("scheme") == "fp8"
     bits = 8 if is_float else options.get("bits", 4)
     form = NumberFormat(bits, options.get("symmetric", True), is_float, torch.float32)
-    expected = transformers_model(original, restored(folders / name, form))(IDS).logits
+    expected = transformers_model(original, dequantized(folders / name, form))(IDS).logits
     found = torch.load(folders / f"{name}.logits")
     plain = transformers_model(original, None)(IDS).logits
-    # It restores in the type of the scales, which in the draft model is bf16: 2^-9 of each weight.
+    # It dequantizes in the type of the scales, in the draft model bf16: 2^-9 of each weight.
     # Quantizing changes more by far, which shows that the bound tells one from the other.
     assert (found - expected).norm() < 0.1 * (plain - expected).norm()
     if model != "draft":

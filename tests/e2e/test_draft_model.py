@@ -36,9 +36,9 @@ def golden(shared_server: RunningServer) -> list[object]:
     return [seen(generate(shared_server.address, each)) for each in specs()]
 
 
-@pytest.fixture(scope="module", params=[(), pytest.param(("--tp", "2"), marks=pytest.mark.slow)], ids=["alone", "tp2"])
-def drafting(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with running_server(*FP32, *DRAFT, *request.param) as server:
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[RunningServer]:
+    with running_server(*FP32, *DRAFT) as server:
         yield server
 
 

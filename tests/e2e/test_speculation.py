@@ -1,7 +1,8 @@
-"""A server that drafts answers as one that does not, whatever is asked and whatever happens to it.
+"""A server that drafts answers as one that does not, in fewer steps.
 
-Both compute in fp32, where no two logits of these answers are so near that a batch of another shape
-turns them round.
+What may be asked, and how answers are compared; test_speculation_matrix.py asks all of it of every
+drafter. Both servers compute in fp32, where no two logits of these answers are so near that a batch
+of another shape turns them round.
 """
 
 from __future__ import annotations
@@ -107,12 +108,6 @@ def all_at_once(server: RunningServer, specs: list[generation_pb2.GenerationSpec
 
 
 @pytest.fixture(scope="module")
-def golden(shared_server: RunningServer) -> dict[str, Transcript]:
-    """What a server without drafts answers, to all at once."""
-    return dict(zip(SPECS, all_at_once(shared_server, list(SPECS.values())), strict=True))
-
-
-@pytest.fixture(scope="module")
 def drafting() -> Iterator[RunningServer]:
     with running_server(*FP32, *NGRAM, *CRAMPED) as server:
         yield server
@@ -122,15 +117,6 @@ def drafting() -> Iterator[RunningServer]:
 def assert_same(found: Transcript, expected: Transcript, name: str) -> None:
     assert seen(found) == seen(expected), name
     np.testing.assert_allclose(logprobs(found), logprobs(expected), atol=1e-4, err_msg=name)
-
-
-# At once, in two batches and pressed out, they do in the tests below.
-@pytest.mark.slow
-def test_each_option_answers_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
-    """Twice: the second time prompts are found in the prefix cache."""
-    for _ in range(2):
-        for name, each in SPECS.items():
-            assert_same(generate(drafting.address, each), golden[name], name)
 
 
 def test_drafts_save_steps_and_are_counted(drafting: RunningServer) -> None:
@@ -148,7 +134,7 @@ FORMS = ["regex", "schema", "penalized_schema", "grammar"]
 def test_rows_with_forms_answer_as_without_drafts_in_fewer_steps(
     drafting: RunningServer, shared_server: RunningServer
 ) -> None:
-    """The slow tests have all forms, and what happens to rows."""
+    """test_speculation_matrix.py has all forms, and what happens to rows."""
     found, expected = (all_at_once(server, [SPECS[name] for name in FORMS]) for server in (drafting, shared_server))
     for name, one, other in zip(FORMS, found, expected, strict=True):
         assert_same(one, other, name)
@@ -158,57 +144,6 @@ def test_rows_with_forms_answer_as_without_drafts_in_fewer_steps(
     assert drafted.done is not None and plain.done is not None
     assert 0 < drafted.done.ledger.accepted_tokens
     assert drafted.done.ledger.step_count < plain.done.ledger.step_count
-
-
-@pytest.mark.slow  # tests/worker/speculation/test_cpu_verification.py has them without a server.
-@pytest.mark.parametrize("name", ["prompt_logprobs", "several"])
-def test_what_takes_several_rows_or_checks_its_prompt_answers_as_without_drafts(
-    drafting: RunningServer, golden: dict[str, Transcript], name: str
-) -> None:
-    assert_same(generate(drafting.address, SPECS[name]), golden[name], name)
-
-
-@pytest.mark.slow  # tests/engine preempts rows with drafts.
-def test_preempted_rows_answer_as_without_drafts(drafting: RunningServer, golden: dict[str, Transcript]) -> None:
-    names = [name for name in SPECS if name not in ("prompt_logprobs", "several")]
-    for _ in range(10):
-        answers = all_at_once(drafting, [SPECS[name] for name in names])
-        for name, answer in zip(names, answers, strict=True):
-            assert_same(answer, golden[name], name)
-        if any(answer.done is not None and answer.done.ledger.preemptions for answer in answers):
-            return
-    raise AssertionError("nobody was preempted")
-
-
-@pytest.mark.slow  # tests/backend/workers has killed workers.
-def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(
-    drafting: RunningServer, golden: dict[str, Transcript]
-) -> None:
-    names = ["biased", "temperature", "penalties", "bad_words", "schema", "penalized_schema"]
-    worker = drafting.worker()
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        answers = [pool.submit(generate, drafting.address, SPECS[name]) for name in names]
-        wait_until(lambda: not idle_load(drafting.address), 60, "requests are under way")
-        worker.kill()
-        for name, answer in zip(names, answers, strict=True):
-            assert_same(answer.result(), golden[name], name)
-    assert drafting.worker().pid != worker.pid
-
-
-@pytest.mark.slow  # test_each_option_answers_as_without_drafts has the same of one rank.
-def test_two_ranks_accept_the_same(golden: dict[str, Transcript]) -> None:
-    with running_server(*FP32, *NGRAM, *CRAMPED, "--tp", "2") as server:
-        for name, each in SPECS.items():
-            assert_same(generate(server.address, each), golden[name], name)
-
-
-@pytest.mark.slow  # Of raw weights and cache, above.
-@pytest.mark.parametrize("bits", [("--quantize", "int8", "--kv-dtype", "fp8"), ("--quantize", "nf4")])
-def test_quantized_weights_and_cache_answer_as_without_drafts(bits: tuple[str, ...]) -> None:
-    names = ["greedy", "temperature", "penalties", "logprobs"]
-    with running_server(*FP32, *CRAMPED, *bits) as plain, running_server(*FP32, *NGRAM, *CRAMPED, *bits) as server:
-        for name in names:
-            assert_same(generate(server.address, SPECS[name]), generate(plain.address, SPECS[name]), name)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def assert_resumed(server: RunningServer, kind: int, golden: list[list[int]]) ->
     return strike.at
 
 
-# tests/e2e/test_speculation.py kills a worker, tests/supervisor backends, every day.
+# tests/backend/workers kills workers, tests/supervisor backends, every day.
 @pytest.mark.slow
 def test_the_worker_then_the_backend_is_killed_under_one_health_watch(
     server: RunningServer, golden: list[list[int]]

@@ -23,6 +23,7 @@ from tests.support.helm_chart import (
     named,
     refusal,
     rendered,
+    templates,
 )
 from tests.support.running_server import DEMO, run_command
 
@@ -36,12 +37,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 VALUES = sorted(EXAMPLES.glob("[!p]*.yaml"))
 DEMO_VALUES = ("--values", EXAMPLES / "demo.yaml")
 GPU_VALUES = ("--values", EXAMPLES / "gpu.yaml")
+HOSTS_VALUES = ("--values", EXAMPLES / "hosts.yaml")
+SCALED_HOSTS = (
+    *(*HOSTS_VALUES, "--set-json"),
+    'engines.pools={"big":{"hosts":2,"gpus":8,"autoscaling":{"kind":"hpa","minReplicas":1,"maxReplicas":2,'
+    '"waitingTokens":100}}}',
+)
 CASES: dict[str, tuple[Any, ...]] = {
     **{path.stem: ("--values", path) for path in VALUES},
     "no telemetry": (*DEMO_VALUES, "--set", "telemetry.enabled=false"),
     "no policies": (*DEMO_VALUES, "--set", "networkPolicy.enabled=false,disruptionBudget.enabled=false"),
     "openai alone": (*DEMO_VALUES, "--set", "services.grpc.enabled=false,services.openai.enabled=true"),
     "a path on a claim": (*DEMO_VALUES, "--set", "model.claim=models,model.path=/models/Qwen3-8B,model.name=qwen"),
+    "several hosts, scaled": SCALED_HOSTS,
+    "several hosts, a token, a model that is fetched": (
+        *("--values", EXAMPLES / "fetched.yaml", "--set", "engines.token.secret=token,engines.pools.cpu.hosts=2"),
+        *("--set", "engines.pools.cpu.rankOptions.worker-threads=4"),
+    ),
     "headless": (*DEMO_VALUES, "--set", "services.grpc.service.headless=true"),
     "tls, keys, client certificates, a token too": (
         *("--values", EXAMPLES / "fetched.yaml", "--set", "engines.token.secret=token"),
@@ -54,8 +66,19 @@ CASES: dict[str, tuple[Any, ...]] = {
         '[{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone","whenUnsatisfiable":"ScheduleAnyway"}]}',
     ),
 }
-LOADERS = {"service": configs.load_service, "backend": configs.load_backend, "telemetry": configs.load_telemetry}
-COMMANDS = {"service": commands.service, "backend": commands.backend, "telemetry": commands.telemetry, "pull": pull}
+LOADERS = {
+    "service": configs.load_service,
+    "backend": configs.load_backend,
+    "ranks": configs.load_ranks,
+    "telemetry": configs.load_telemetry,
+}
+COMMANDS = {
+    "service": commands.service,
+    "backend": commands.backend,
+    "ranks": commands.ranks,
+    "telemetry": commands.telemetry,
+    "pull": pull,
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,6 +127,24 @@ def test_what_an_api_server_would_refuse_is_seen(wrong: tuple[str, str], said: s
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("runAsNonRoot: true", "runAsNonRoot: false"), "restricted pods"),
+        (("restartPolicy: None", "restartPolicy: Sometimes"), "Unsupported value"),
+        (("size: 2", "sizes: 2"), "unknown field spec.leaderWorkerTemplate.sizes"),
+        (("{name: kernel-cache, mountPath", "{name: kernels, mountPath"), 'Not found: "kernels"'),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_what_an_api_server_would_refuse_of_a_group_is_seen(wrong: tuple[str, str], said: str) -> None:
+    text = rendered(*HOSTS_VALUES)
+    # The last one is the further hosts'.
+    assert wrong[0] in text
+    found = complaints(wrong[1].join(text.rsplit(wrong[0], 1)))
+    assert said in "\n".join(found)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ("engines.pools=null", "engines.pools is empty"),
@@ -128,6 +169,11 @@ def test_what_an_api_server_would_refuse_is_seen(wrong: tuple[str, str], said: s
         ("engines.pools.cpu.autoscaling.kind=hpa", "missing properties 'minReplicas', 'maxReplicas', 'waitingTokens'"),
         ("engines.pools.cpu.options.max_num_seqs=1", "'max_num_seqs' does not match"),
         ("engines.port=50062", "probes"),
+        ("engines.pools.cpu.hosts=9", "'/engines/pools/cpu/hosts': maximum: got 9, want 8"),
+        ("engines.pools.cpu.options.hosts=2", "engines.pools.cpu.options: hosts is the chart's own"),
+        ("engines.pools.cpu.hosts=2,engines.pools.cpu.options.pp=4", "options: pp is the chart's own"),
+        ("engines.pools.cpu.rankOptions.worker-threads=2", "for the further hosts of an engine: hosts is 1"),
+        ("engines.pools.cpu.hosts=2,engines.pools.cpu.rankOptions.join=a:1", "rankOptions: join is the chart's own"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_in_a_sentence(changes: str, said: str) -> None:
@@ -153,7 +199,11 @@ def test_autoscaling_that_makes_no_sense_is_refused_in_a_sentence(
 
 
 def workloads(*arguments: object) -> list[dict[str, Any]]:
-    return [each for each in documents(rendered(*arguments)) if each["kind"] == "Deployment"]
+    return [each for each in documents(rendered(*arguments)) if each["kind"] in ("Deployment", "LeaderWorkerSet")]
+
+
+def pods(*arguments: object) -> list[dict[str, Any]]:
+    return [template["spec"] for each in workloads(*arguments) for template in templates(each)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -163,8 +213,8 @@ def test_settings_of_a_container_exist_and_are_taken(
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    for workload in workloads(*CASES[case]):
-        for container in containers(workload["spec"]["template"]["spec"]):
+    for pod in pods(*CASES[case]):
+        for container in containers(pod):
             command, *arguments = container["args"]
             # A name would be fetched.
             arguments = [re.sub(r"^(--model|--model-folder)=\w+/.*@0+.*", rf"\1={DEMO}", word) for word in arguments]
@@ -177,15 +227,16 @@ def test_settings_of_a_container_exist_and_are_taken(
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_pod_may_do_no_more_than_it_needs_and_has_time_to_end(case: str) -> None:
-    for workload in workloads(*CASES[case]):
-        pod = workload["spec"]["template"]["spec"]
+    for pod in pods(*CASES[case]):
         assert pod["enableServiceLinks"] is False and pod["automountServiceAccountToken"] is False
         for container in containers(pod):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
         (main,) = pod["containers"]
-        (grace,) = re.findall(r"--(?:shutdown|drain)-grace-s=(\d+)", " ".join(main["args"]))
+        graces = re.findall(r"--(?:shutdown|drain)-grace-s=(\d+)", " ".join(main["args"]))
+        # Ranks have nothing to finish that is not their engine's.
+        assert len(graces) == (main["name"] != "ranks")
         withdrawn = int(main["lifecycle"]["preStop"]["exec"]["command"][1]) if "lifecycle" in main else 0
-        assert pod["terminationGracePeriodSeconds"] >= withdrawn + int(grace) + 10
+        assert pod["terminationGracePeriodSeconds"] >= withdrawn + int([*graces, "0"][0]) + 10
         # Private keys have to be unreadable for others.
         for volume in pod["volumes"]:
             assert "secret" not in volume or volume["secret"]["defaultMode"] == 0o440
@@ -224,7 +275,9 @@ def test_objects_find_each_other() -> None:
     assert selected(named(found, "Service", "-metrics")["spec"]["selector"]) == ["engine", "engine", "grpc", "openai"]
     for kind, selector in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
         for suffix, components in (("-engines", ["engine"] * 2), ("-grpc", ["grpc"]), ("-openai", ["openai"])):
-            assert selected(named(found, kind, suffix)["spec"][selector]["matchLabels"]) == components
+            by = named(found, kind, suffix)["spec"][selector]
+            among = [each["values"] for each in by.get("matchExpressions", [])] or [["engine", "grpc", "openai"]]
+            assert [each for each in selected(by["matchLabels"]) if each in among[0]] == components
     monitor = named(found, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert monitor.items() <= named(found, "Service", "-metrics")["metadata"]["labels"].items()
     scaled = {
@@ -243,6 +296,41 @@ def test_objects_find_each_other() -> None:
     services = [each for each in workloads(*GPU_VALUES) if each["metadata"]["name"].endswith(("-grpc", "-openai"))]
     for service in services:
         assert f"--engines-dns={host}:50061" in service["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_an_engine_of_several_hosts_is_a_group_that_finds_itself() -> None:
+    found = documents(rendered(*SCALED_HOSTS))
+    group = named(found, "LeaderWorkerSet")["spec"]
+    # A leader is ready once its workers have joined: they would wait for that for ever.
+    assert group["startupPolicy"] == "LeaderCreated" and group["leaderWorkerTemplate"]["size"] == 2
+    assert group["leaderWorkerTemplate"]["restartPolicy"] == "None" and "replicas" not in group
+    leader, worker = templates(named(found, "LeaderWorkerSet"))
+    (first,), (further,) = leader["spec"]["containers"], worker["spec"]["containers"]
+    assert {"backend", "--hosts=2", "--pp=2", "--tp=8"} <= set(first["args"])
+    name = f"{RELEASE}-headrace-engines.default.svc"
+    assert {"ranks", "--join=$(LWS_LEADER_ADDRESS):50061", f"--engine-tls-name={name}"} <= set(further["args"])
+    for container in (first, further):
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    labels = [each["metadata"]["labels"] for each in (leader, worker)]
+
+    def selects(selector: dict[str, Any]) -> list[bool]:
+        among = [(each["key"], each["values"]) for each in selector.get("matchExpressions", [])]
+        return [
+            selector["matchLabels"].items() <= each.items() and all(each[key] in values for key, values in among)
+            for each in labels
+        ]
+
+    # Services ask the first host alone; who talks to whom between hosts is open to both.
+    assert selects({"matchLabels": named(found, "Service", "-engines")["spec"]["selector"]}) == [True, False]
+    assert selects(named(found, "NetworkPolicy", "-engines")["spec"]["podSelector"]) == [True, False]
+    between = named(found, "NetworkPolicy", "-hosts-big")["spec"]
+    assert selects(between["podSelector"]) == [True, True]
+    for direction, peers in (("ingress", "from"), ("egress", "to")):
+        (peer,) = between[direction][0][peers]
+        assert selects(peer["podSelector"]) == [True, True] and "ports" not in between[direction][0]
+    assert selects(named(found, "PodDisruptionBudget", "-engines")["spec"]["selector"]) == [True, True]
+    target = named(found, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("LeaderWorkerSet", named(found, "LeaderWorkerSet")["metadata"]["name"])
 
 
 def test_gpus_are_asked_for_and_shared_by_as_many_ranks() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.model_folder.folders import CONFIG, header_of, write_folder, write_safetensors
+from tests.model_folder.test_gpt_oss_family import GPT_OSS
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.pp_rules import stages
@@ -168,13 +169,14 @@ def test_ranks_with_whole_experts_share_the_rest_of_the_model() -> None:
 
 def test_bits_that_experts_do_not_have_are_refused() -> None:
     model = _with_inner(768)
-    line = "quantize is nf4, in which experts can't be multiplied; quantize int8, fp8 and int4 work"
-    assert unsuitable_quantization(engine(quantize="nf4"), model) == line
-    for bits in ("off", "int8", "fp8", "int4"):
+    for bits in ("off", "int8", "fp8", "int4", "nf4"):
         assert unsuitable_quantization(engine(quantize=bits), model) is None
     assert unsuitable_quantization(engine(quantize="int4"), _with_inner(96)) == (
         "quantize_group is 128, which does not divide the 96 inputs of "
         "model.layers.0.mlp.experts.0.down_proj.weight; quantize_group 32 works"
+    )
+    assert unsuitable_quantization(engine(quantize="nf4"), parse_config(GPT_OSS)) == (
+        "quantize is nf4, in which experts with biases can't be multiplied; quantize int8, fp8 and int4 work"
     )
 
 

@@ -66,8 +66,18 @@ _CUTS = {
                 r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+    "gpt-4o": pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(
+                r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+                r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
 }  # fmt: skip
 _CUTS["deepseek-r1-qwen"] = _CUTS["qwen2"]
+_CUTS["glm4"] = _CUTS["chatglm-bpe"] = _CUTS["dbrx"] = _CUTS["llama-bpe"]
 _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 _BOS = {"llama-bpe", "tekken"}
 

@@ -182,6 +182,10 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "smollm3-window-tied": lambda: transformers.SmolLM3Config(
         **_BASE, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=21, attention_bias=True
     ),
+    # As GGUF files state it: every fourth layer does not rotate.
+    "smollm3-file": lambda: transformers.SmolLM3Config(
+        **_BASE | {"num_hidden_layers": 4, "intermediate_size": 128}, tie_word_embeddings=True
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**_BASE | {"num_key_value_heads": 2}),
     "olmo2-bias-tied": lambda: transformers.Olmo2Config(**_BASE, attention_bias=True, tie_word_embeddings=True),
     # The window's layers rotate without the scaling of the third, and with another base.
@@ -224,6 +228,10 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         boi_token_index=VOCAB_SIZE - 2,
         eoi_token_index=VOCAB_SIZE - 3,
     ),  # fmt: skip
+    # As GGUF files state it: tied, and scores divided by the root of a head's size.
+    "gemma3-file": lambda: transformers.Gemma3TextConfig(
+        **_GEMMA3 | _GEMMA3_STRETCHED | {"query_pre_attn_scalar": 16, "intermediate_size": 128}
+    ),
     "gemma4": lambda: transformers.Gemma4TextConfig(**_GEMMA4, tie_word_embeddings=False),
     "gemma4-small": lambda: transformers.Gemma4TextConfig(**_GEMMA4_SMALL, tie_word_embeddings=True),
     # As published: a text part beside others; with biases, and values of their own.
@@ -280,6 +288,16 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=40,
         shared_expert_intermediate_size=24,
+    ),
+    # Sizes that blocks of 128 divide, in experts on two ranks too.
+    "qwen3.5-moe-wide": lambda: transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"}
+        | {"hidden_size": 128, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+        | {"head_dim": 32, "num_attention_heads": 8},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=256,
     ),
     # Sizes that groups of 32 divide, also on two ranks.
     "llama-wide": lambda: _llama(intermediate_size=128, attention_bias=True, mlp_bias=True),

@@ -18,7 +18,8 @@ TOLERANCE = 2e-4
 SIZES = (
     "llama-wide", "mixtral-wide", "gpt-oss-wide", "llama-blocks", "phi3-blocks", "llama-whole-blocks", "llama-long",
     "llama-wide-heads", "qwen3-moe-blocks", "qwen3-moe-wide", "glm4-moe-wide",
-    "gemma4-moe-wide", "qwen3-moe-long",
+    "gemma4-moe-wide", "qwen3-moe-long", "gemma3-file",
+    "smollm3-file", "qwen3.5-moe-wide",
 )  # fmt: skip
 # What they have is in others of their family too.
 VARIANTS = (

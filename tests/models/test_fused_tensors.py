@@ -29,8 +29,6 @@ from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.config import parse_config
-from headrace_quantize.checks import QuantizeRefused, check
-from headrace_quantize.config import QuantizeConfig
 
 CPU = torch.device("cpu")
 NAME = "phi3-blocks"
@@ -86,8 +84,8 @@ def test_quantized_folders_compute_what_their_numbers_say(
 @pytest.mark.parametrize("name", ["gptq", "awq", "packed asymmetric", "int8 one scale", "fp8 rows kept"])
 def test_ranks_read_their_parts_of_each_projection(source: pathlib.Path, tmp_path: pathlib.Path, name: str) -> None:
     folder = made(source, tmp_path, name)
-    whole = restored(load(folder.path))
-    ranks = on_ranks(2, lambda shard: restored(load(folder.path, shard)))
+    whole = dequantized(load(folder.path))
+    ranks = on_ranks(2, lambda shard: dequantized(load(folder.path, shard)))
     assert len(whole) == 4 * 3
     for path, weight in whole.items():
         parts = {"qkv_proj": 3, "gate_up_proj": 2}.get(path.split(".")[-2])
@@ -100,7 +98,7 @@ def test_ranks_read_their_parts_of_each_projection(source: pathlib.Path, tmp_pat
         torch.testing.assert_close(found, weight, atol=0, rtol=0)
 
 
-def restored(model: CausalLM) -> dict[str, torch.Tensor]:
+def dequantized(model: CausalLM) -> dict[str, torch.Tensor]:
     """The numbers of every quantized weight, by path."""
     return {
         path: dequantize(weight.quantized, torch.empty(weight.num_outputs, weight.num_inputs))
@@ -180,14 +178,6 @@ def test_a_part_of_nf4_that_begins_within_a_nested_scale_is_refused(tmp_path: pa
         ModelFolder.open(tmp_path / "nf4")
     write(tmp_path / "plain", tmp_path / "single", double=False)
     assert ModelFolder.open(tmp_path / "single").tensors["model.layers.0.self_attn.k_proj.weight"].nf4 is not None
-
-
-def test_quantizing_such_a_folder_is_refused_with_what_works(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    config = QuantizeConfig(model_folder=str(source), out_folder=str(tmp_path / "out"), method="rtn")
-    with pytest.raises(
-        QuantizeRefused, match=r"keeps several projections in one tensor \(model.layers.0.self_attn.qkv"
-    ):
-        check(config)
 
 
 def write_plain(path: pathlib.Path, **changes: Any) -> pathlib.Path:

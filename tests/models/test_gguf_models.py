@@ -32,7 +32,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization import product_check
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.summaries import StoredSummary
-from headrace_backend.weights.block_records import block_kinds, with_rotated_rows
+from headrace_backend.weights.block_records import as_in_file, block_kinds
 from headrace_backend.weights.destination import RotatedRows, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
@@ -197,7 +197,7 @@ def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_b
     folder = ModelFolder.open(file)
     kinds = block_kinds(folder.tensors)
     late = CausalLM(folder.config.description, Placement(torch.float32, CPU, blocks=kinds), 128)
-    load_late(file, with_rotated_rows(late.weight_targets(), folder.tensors), piece_bytes, 3)
+    load_late(file, as_in_file(late.weight_targets(), folder.tensors), piece_bytes, 3)
     direct = read(file)
     for name, parameter in direct.named_parameters():
         assert torch.equal(late.get_parameter(name), parameter)

@@ -6,6 +6,7 @@ they are not what was read.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from tests.models.checkpoints import ignore_progress, load, write_checkpoint
 from tests.models.test_gguf_models import logits
 from tests.models.test_pinned_loader import load_late
 from tests.support.model_builds import PROJECTIONS, load_model, weight_memory
+from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
@@ -61,6 +63,37 @@ def test_logits_are_those_of_the_rounded_numbers(path: pathlib.Path, tmp_path: p
     safetensors.torch.save_file(stored, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
     torch.testing.assert_close(logits(model), logits(load(tmp_path)), atol=3e-4, rtol=0)
+
+
+def test_experts_are_those_of_their_rounded_numbers(tmp_path: pathlib.Path) -> None:
+    """All of a layer in one weight; a router stays as it is."""
+    write_checkpoint(tmp_path / "source", "qwen3-moe-wide")
+    model, stored = quantized(tmp_path / "source"), safetensors.torch.load_file(tmp_path / "source/model.safetensors")
+    for layer, whole in numbers(model).items():
+        parent, _, last = layer.removesuffix(".weight").rpartition(".")
+        parts = PROJECTIONS.get(last, (last,))
+        experts = [f"{parent}.experts.{number}" for number in range(4)] if parent.endswith("mlp") else [parent]
+        names = [f"{expert}.{part}.weight" for expert in experts for part in parts]
+        for name, block in zip(names, whole.split([len(stored[name]) for name in names]), strict=True):
+            assert 0.03 < float((block - stored[name]).norm() / stored[name].norm()) < 0.13
+            stored[name] = block.clone()
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    safetensors.torch.save_file(stored, plain / "model.safetensors")
+    (plain / "config.json").write_text((tmp_path / "source/config.json").read_text())
+    torch.testing.assert_close(logits(model), logits(load(plain)), atol=3e-4, rtol=0)
+    assert isinstance(model.quantization, QuantizationSummary) and model.quantization.worst_relative_error < 0.13
+    config = ModelFolder.open(plain).config
+    assert weight_memory(config, torch.float32, NF4, CPU).weights == model.weight_bytes
+
+    def of_rank(shard: Shard) -> torch.Tensor:
+        folder, whole = ModelFolder.open(tmp_path / "source"), dataclasses.replace(shard, whole_experts=True)
+        arguments = (folder, folder.config, torch.float32, CPU, "folder", 5, ignore_progress)
+        return logits(load_model(*arguments, scheme=NF4, shard=whole))
+
+    # A scale over all scales of a row is each rank's own: no farther from the original.
+    for found in on_ranks(2, of_rank):
+        assert float((found - logits(model)).norm() / logits(model).norm()) < 0.1
 
 
 def test_what_is_said_was_measured(path: pathlib.Path) -> None:

@@ -48,10 +48,7 @@ def test_each_host_has_whole_stages_or_an_equal_part_of_one_or_is_refused(pp: in
             "which are 32 ranks; 2 machines have at most 16: pp of at most 2 works with tp 8",
         ),
         ({"pp": 2, "tp": 2, "hosts": 3}, "hosts is 3: each machine has as many whole stages, .* hosts 1, 2, 4 work"),
-        (
-            {"tp": 2, "hosts": 2, "speculate": "draft", "draft_model": "d"},
-            "draft_model is d, which other machines do not know: speculate ngram or suffix works, or hosts 1",
-        ),
+        ({"pp": 2, "hosts": 2, "speculate": "mtp"}, "speculate is mtp and pp is 2: .* pp 1 works, or speculate off"),
     ],
 )
 def test_what_can_not_be_dealt_out_is_refused_with_what_can(settings: dict[str, Any], said: str) -> None:

@@ -15,7 +15,7 @@ from headrace_quantize.folding import Folding
 from headrace_quantize.rounding import awq
 from headrace_quantize.rounding.numbers import NumberFormat, round_to_nearest
 from headrace_quantize.rounding.statistics import InputStatistics, output_error
-from headrace_quantize.stages import STAGES, num_inputs, of_source, tie
+from headrace_quantize.stages import num_inputs, of_source, stages_of, tie
 
 FAMILIES = ["llama", "llama-biases", "llama-mha", "llama-group-8", "mistral-window", "qwen2", "qwen3"]
 
@@ -35,8 +35,8 @@ def test_outputs_are_as_near_as_by_rounding_to_nearest_or_nearer(
     x[:, 5] *= 30
     known = seen(x)
     scales = awq.search_scales([weight], known.mean_sizes(), known.gram, form, group, lambda values: values)
-    found = round_to_nearest(weight * scales, form, group).restored() / scales
-    nearest = round_to_nearest(weight, form, group).restored()
+    found = round_to_nearest(weight * scales, form, group).dequantized() / scales
+    nearest = round_to_nearest(weight, form, group).dequantized()
     assert output_error(weight - found, known.gram).sum() <= output_error(weight - nearest, known.gram).sum() * 1.0001
 
 
@@ -54,8 +54,8 @@ def test_ranges_that_are_searched_are_no_worse_where_groups_do_not_go_together(g
     generator = torch.Generator().manual_seed(seed)
     weight, gram = torch.randn(8, 96, generator=generator), torch.diag(torch.rand(96, generator=generator))
     weight[0, 0] = 9.0
-    found = awq.round_within_ranges(weight, gram, INT4, group).restored()
-    nearest = round_to_nearest(weight, INT4, group).restored()
+    found = awq.round_within_ranges(weight, gram, INT4, group).dequantized()
+    nearest = round_to_nearest(weight, INT4, group).dequantized()
     assert (output_error(weight - found, gram) <= output_error(weight - nearest, gram) * 1.0001).all()
 
 
@@ -67,7 +67,7 @@ def test_scales_cancel(tmp_path: pathlib.Path, family: str) -> None:
     expected = hidden.clone()
     bench.passes.run(layer.module, expected)
     folding, sizes = Folding(), bench.job.model.config
-    for stage in STAGES:
+    for stage in stages_of(sizes.description.layers[0]):
         scales = tie(stage, sizes)(torch.rand(num_inputs(stage, sizes.description.layers[0])) + 0.5)
         folding.add("model.layers.0.", stage, scales, sizes)
     before = {name: target.tensor.clone() for name, target in layer.targets.items()}
@@ -78,13 +78,13 @@ def test_scales_cancel(tmp_path: pathlib.Path, family: str) -> None:
     assert torch.allclose(hidden, expected, atol=1e-4, rtol=1e-4)
     for name in bench.job.quantized:
         if name.startswith("model.layers.0."):
-            restored = folding.undone(name, layer.targets[f"{name}.weight"].tensor)
-            assert torch.allclose(restored, before[f"{name}.weight"], atol=1e-6, rtol=1e-5)
+            dequantized = folding.undone(name, layer.targets[f"{name}.weight"].tensor)
+            assert torch.allclose(dequantized, before[f"{name}.weight"], atol=1e-6, rtol=1e-5)
 
 
 def test_heads_that_share_a_value_head_share_scales(tmp_path: pathlib.Path) -> None:
     sizes = Bench(tmp_path, "llama", method="rtn", group_size="channel").job.model.config
-    output = STAGES[1]
+    output = stages_of(sizes.description.layers[0])[1]
     attention = sizes.description.attention
     scales = tie(output, sizes)(torch.rand(attention.num_heads * attention.head_dim))
     heads = scales.view(attention.num_heads, attention.head_dim)

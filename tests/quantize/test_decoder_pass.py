@@ -11,7 +11,7 @@ from tests.models.checkpoints import CONFIGS
 from tests.quantize.quantize_parts import LENGTH, Bench
 
 from headrace_quantize.evaluation import Quality, compare
-from headrace_quantize.stages import STAGES, num_inputs
+from headrace_quantize.stages import num_inputs, stages_of
 
 # `headrace quantize` refuses Gemma with vision, which has other parts, gpt-oss, whose experts lie
 # in one tensor, and layers with states.
@@ -79,11 +79,12 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
     bench = Bench(tmp_path, "llama-biases", method="rtn", group_size="channel")
     layer, hidden = bench.passes.load(0), bench.passes.embed(bench.pieces, bench.source)
     before = hidden.clone()
-    taken: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in STAGES}
+    sizes = bench.job.model.config
+    stages = stages_of(sizes.description.layers[0])
+    taken: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in stages}
     bench.passes.inputs(layer.module, hidden, {product: rows.append for product, rows in taken.items()})
     assert torch.equal(hidden, before)
-    sizes = bench.job.model.config
-    for stage in STAGES:
+    for stage in stages:
         assert torch.cat(taken[stage.product]).shape == (
             len(bench.pieces) * LENGTH,
             num_inputs(stage, sizes.description.layers[0]),
@@ -97,9 +98,10 @@ def test_the_inputs_that_are_taken_are_those_of_each_product(tmp_path: pathlib.P
 def test_what_is_behind_an_attention_that_was_kept_is_the_same_to_the_bit(tmp_path: pathlib.Path) -> None:
     bench = Bench(tmp_path, "llama-biases", method="gptq", group_size="channel")
     layer, hidden = bench.passes.load(0).module, bench.passes.embed(bench.pieces, bench.source)
+    stages = stages_of(bench.job.model.config.description.layers[0])
     kept, taken = bench.passes.heads(layer, hidden), []
     for heads in (None, kept):
-        rows: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in STAGES[1:]}
+        rows: dict[str, list[torch.Tensor]] = {stage.product: [] for stage in stages[1:]}
         bench.passes.inputs(layer, hidden, {product: each.append for product, each in rows.items()}, heads)
         after = hidden.clone()
         bench.passes.run(layer, after, heads)

@@ -11,8 +11,8 @@ import torch
 import transformers
 from tests.models.checkpoints import CONFIGS, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
+from tests.quantize.dequantized_folder import dequantized
 from tests.quantize.quantize_parts import DRAFT, Bench, quantize, request, write_text
-from tests.quantize.restored_folder import restored
 
 from headrace_backend.quantization.expert_weight import StoredExpertWeight
 from headrace_model_folder import ModelFolder
@@ -49,7 +49,9 @@ def check_folder(original: pathlib.Path, out: pathlib.Path, form: NumberFormat, 
         # A processor rounds inputs of FP8 products, as the folder says; here weights are looked at.
         object.__setattr__(weight.quantized, "inputs", None)
     found = torch.cat(PagedDriver(model).step([Row(PROMPT)], [len(PROMPT)]))
-    torch.testing.assert_close(found, logits_of_transformers(original, restored(out, form), into), rtol=1e-4, atol=2e-3)
+    torch.testing.assert_close(
+        found, logits_of_transformers(original, dequantized(out, form), into), rtol=1e-4, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_outputs_are_nearer_than_by_rounding_to_nearest(
 ) -> None:
     x, weight = correlated(tokens, 160, seed), torch.randn(12, 160, generator=torch.Generator().manual_seed(seed))
     gram = gram_of(x)
-    found = gptq.quantize(weight, gram, form, group, 0.01, act_order, "layer").restored()
-    nearest = round_to_nearest(weight, form, group).restored()
+    found = gptq.quantize(weight, gram, form, group, 0.01, act_order, "layer").dequantized()
+    nearest = round_to_nearest(weight, form, group).dequantized()
     # Of all outputs together; a single one may come out worse by chance.
     assert output_error(weight - found, gram).sum() <= output_error(weight - nearest, gram).sum()
     assert torch.isfinite(found).all()
@@ -76,7 +76,7 @@ def test_inputs_that_repeat_each_other_get_more_damping() -> None:
     upper = gptq.inverse_factor(gram_of(x), 1e-9, "layer")
     assert torch.isfinite(upper).all()
     found = gptq.quantize(torch.randn(6, 64), gram_of(x), INT4, 32, 1e-9, False, "layer")
-    assert torch.isfinite(found.restored()).all()
+    assert torch.isfinite(found.dequantized()).all()
 
 
 def test_a_hessian_that_is_none_is_refused_by_name() -> None:
@@ -103,6 +103,6 @@ def test_what_one_group_gets_wrong_the_next_makes_up_for() -> None:
     weight = torch.full((1, 64), 0.3)
     weight[0, ::2] = 1.0
     gram = gram_of(x + 0.01 * torch.randn(500, 64))
-    found = gptq.quantize(weight, gram, INT4, 32, 1e-4, False, "layer").restored()
-    nearest = round_to_nearest(weight, INT4, 32).restored()
+    found = gptq.quantize(weight, gram, INT4, 32, 1e-4, False, "layer").dequantized()
+    nearest = round_to_nearest(weight, INT4, 32).dequantized()
     assert abs(float((found - weight).sum())) < 0.2 * abs(float((nearest - weight).sum()))

@@ -54,7 +54,7 @@ def test_rounding_is_to_the_nearest_within_the_range(
     # range's end.
     allowed = steps * (16 if form.is_float else 0.5) + weight.abs() * torch.finfo(form.scale_dtype).eps
     # The zero point is rounded too, which moves the range by half a step.
-    assert ((matrix.restored() - weight).abs() <= allowed * (1 if form.symmetric else 2) + 1e-30).all()
+    assert ((matrix.dequantized() - weight).abs() <= allowed * (1 if form.symmetric else 2) + 1e-30).all()
     assert matrix.numbers.min() >= form.least and matrix.numbers.max() <= form.most
     assert torch.equal(matrix.scales, matrix.scales.to(form.scale_dtype).float())
 
@@ -66,7 +66,7 @@ def test_what_is_written_is_what_was_rounded(name: str, sizes: tuple[int, int, i
     matrix = round_to_nearest(weights(outputs, groups * group, seed), FORMATS[name], group)
     tensors = tensors_of("layer", matrix)
     read = matrix_of("layer", tensors, FORMATS[name])
-    assert torch.equal(read.restored(), matrix.restored())
+    assert torch.equal(read.dequantized(), matrix.dequantized())
     assert tensors["layer.weight_scale"].shape == (outputs, groups)
     assert ("layer.weight_zero_point" in tensors) is not FORMATS[name].symmetric
 
@@ -74,7 +74,7 @@ def test_what_is_written_is_what_was_rounded(name: str, sizes: tuple[int, int, i
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_group_of_zeros_stays_zero(name: str) -> None:
     matrix = round_to_nearest(torch.zeros(3, 8), FORMATS[name], 4)
-    assert torch.equal(matrix.restored(), torch.zeros(3, 8))
+    assert torch.equal(matrix.dequantized(), torch.zeros(3, 8))
     assert (matrix.scales == 1).all()
 
 

@@ -17,8 +17,8 @@ import pytest
 import safetensors.torch
 import torch
 from tests.models.checkpoints import write_checkpoint
+from tests.quantize.dequantized_folder import Tensors, dequantized, tensors_in, transformers_model
 from tests.quantize.quantize_parts import DRAFT, quantize, request, write_text
-from tests.quantize.restored_folder import Tensors, restored, tensors_in, transformers_model
 
 from headrace_model_folder import ModelFolder
 from headrace_quantize.checks import QuantizeRefused, check
@@ -73,7 +73,9 @@ def test_the_report_says_what_transformers_finds(
     out, report = reports[method]
     job = check(request(DRAFT, tmp_path, method=method, calibration=(text,), samples=64))
     run = Run(job, RunProgress(2))
-    found = divergence_by_transformers(DRAFT, restored(out, NumberFormat(4, True, False, torch.float32)), run.held_out)
+    found = divergence_by_transformers(
+        DRAFT, dequantized(out, NumberFormat(4, True, False, torch.float32)), run.held_out
+    )
     assert report.quality is not None
     assert found == pytest.approx(report.quality.divergence, rel=1e-3)
 
@@ -122,7 +124,7 @@ def test_every_format_is_near_the_original_without_text(tmp_path: pathlib.Path, 
     report = quantize(request(tmp_path / "model", tmp_path / "out", method="rtn", **options))
     assert report.quality is None and report.calibration_tokens == 0
     before = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
-    after = restored(tmp_path / "out", form)
+    after = dequantized(tmp_path / "out", form)
     assert after.keys() == before.keys() - {"lm_head.weight"} | ({"lm_head.weight"} & after.keys())
     for tensor, weight in before.items():
         if tensor not in after:

@@ -24,7 +24,10 @@ ENGINE = {"model": str(DEMO)}
         ({"engine": {**ENGINE, "tpp": 2}}, "[engine]: unknown setting tpp; the nearest known one is tp"),
         ({"engine": {**ENGINE, "tp": 0}}, "[engine]: tp: must be at least 1, not '0'"),
         ({"engine": {**ENGINE, "listen": "0.0.0.0:1"}}, "[engine]: unknown setting listen"),
-        ({"engine": {**ENGINE, "hosts": 2}}, "[engine]: unknown setting hosts"),
+        (
+            {"engine": {**ENGINE, "tp": 3, "hosts": 2}},
+            "[engine]: pp is 1 and tp is 3, which are 3 ranks, and hosts is 2: each machine has as many whole stages",
+        ),
         ({"engine": {**ENGINE, "drain_grace_s": -1}}, "[engine]: drain_grace_s: must be at least 0"),
         ({"engine": {**ENGINE, "device": "cuda:1"}}, "[engine]: device is 'cuda:1'; it must be auto, cpu or cuda"),
         ({"service": {"engines_file": "f"}}, "[service]: unknown setting engines_file"),
@@ -59,7 +62,9 @@ def test_a_file_says_what_runs_and_how_much_of_it(tmp_path: pathlib.Path, monkey
     made = config.load(path)
     # The nodes have another current folder.
     assert made.engine == {"model": str(DEMO), "tp": 2, "max_model_len": "4k"}
-    assert (made.name, made.tp, made.device, made.services.port) == ("headrace", 2, "auto", 50_051)
+    assert (made.name, made.ranks_per_host, made.device, made.services.port) == ("headrace", 2, "auto", 50_051)
+    path.write_text('[engine]\nmodel = "org/name"\npp = 2\ntp = 4\nhosts = 2\n')
+    assert (config.load(path).hosts, config.load(path).ranks_per_host) == (2, 4)
     # Without a max the number stays.
     assert made.policy == Policy(2, 2, 8192, 10.0, 300.0)
     path.write_text('[engine]\nmodel = "org/name"\n')

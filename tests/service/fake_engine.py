@@ -51,6 +51,12 @@ class Request:
     # Connection, handle, and the one output wanted, if only one.
     readers: list[tuple[Connection, int, int | None]] = dataclasses.field(default_factory=list)
     guardian: Connection | None = None
+    second: Connection | None = None
+
+    def unguard(self, connection: Connection) -> None:
+        """A guardian is gone; who is left is the first."""
+        if connection in (self.guardian, self.second):
+            self.guardian, self.second = self.second if self.guardian is connection else self.guardian, None
 
     @property
     def done(self) -> bool:
@@ -107,6 +113,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.step_id = 0
         # What it says of its load in place of the truth.
         self.other_load: Callable[[], engine_pb2.Load] = engine_pb2.Load
+        # Whether it wants a second guardian for what is submitted.
+        self.wants_seconds = False
         # Whether the end of an aborted request is kept to itself.
         self.silent_aborts = False
         self._connections: set[Connection] = set()
@@ -170,7 +178,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             self._connections.discard(connection)
             for request in self.requests.values():
                 request.readers = [reader for reader in request.readers if reader[0] is not connection]
-                request.guardian = None if request.guardian is connection else request.guardian
+                request.unguard(connection)
                 if not request.add.detached:
                     self._end_all(request, engine_pb2.OUTPUT_END_REASON_CANCELLED)
             self._offer_guards()
@@ -181,6 +189,18 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         owned = [engine_pb2.OwnedRequest(request_id=add.request_id, tenant=add.tenant) for add in adds]
         if guarding and owned:
             guarding[0].send(unguarded=engine_pb2.Unguarded(requests=owned))
+        for request in self.requests.values():
+            if request.guardian is not None:
+                self._offer_second(request)
+
+    def _offer_second(self, request: Request) -> None:
+        """Offers a running request to all services; the one that has it hears of it too."""
+        if not self.wants_seconds or not request.add.detached or request.second is not None or request.done:
+            return
+        owned = engine_pb2.OwnedRequest(request_id=request.add.request_id, tenant=request.add.tenant)
+        for connection in self._connections:
+            if connection.guards:
+                connection.send(unguarded=engine_pb2.Unguarded(requests=[owned]))
 
     async def _write(self, connection: Connection, context: Any) -> None:
         while (message := await connection.queue.get()) is not None:
@@ -220,6 +240,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 prompt_tokens=len(asked(add).prompt_token_ids) // 4,
             )
         )
+        if known is None:
+            self._offer_second(request)
 
     def _new_request(self, connection: Connection, add: engine_pb2.AddRequest) -> Request:
         most, num_outputs = asked(add).stop.max_tokens, asked(add).n
@@ -287,11 +309,14 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             started=request.started,
         )
         if attach.guards:
-            if request.guardian is not None:
-                status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="guards: it has a guardian")
+            if request.guardian is None:
+                request.guardian = connection
+            elif self.wants_seconds and request.second is None and request.guardian is not connection:
+                request.second, attached.second_guardian = connection, True
+            else:
+                status = status_pb2.Status(code=code_pb2.ALREADY_EXISTS, message="guards: it has its guardians")
                 connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
                 return
-            request.guardian = connection
             attached.request.CopyFrom(request.add)
             for field in ("handle", "emitted", "earlier"):
                 attached.request.ClearField(field)

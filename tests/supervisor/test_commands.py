@@ -121,6 +121,14 @@ def test_another_servers_option_is_refused_in_a_sentence_that_says_what_there_is
     assert line == f"headrace: there is no {flag} here: {foreign_names.refused()[name]}"
 
 
+def test_replicas_over_hosts_are_refused_with_the_commands_that_make_them() -> None:
+    line = refused("folder", "--hosts", "2", "--replicas", "2")
+    assert line.startswith("headrace: there is no --hosts here: `headrace backend` shares one engine out")
+    result = CliRunner().invoke(commands.backend, ["folder", "--hosts", "2", "--pp", "2", "--replicas", "2"])
+    assert result.exit_code == 2
+    assert "there is no --replicas here: a backend is one engine" in result.stderr
+
+
 def test_aliases_are_names_of_settings_that_serve_has() -> None:
     fields = set(settings.names(configs.SERVE))
     assert fields.issuperset(foreign_names.ALIASES) and fields.issuperset(foreign_names.VALUES)

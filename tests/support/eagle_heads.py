@@ -170,3 +170,9 @@ class PlainHead:
     def _norm(self, name: str, x: Tensor) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + self.config.get("rms_norm_eps", 1e-6)).rsqrt()
         return x * scale * self.tensors[f"{name}.weight"]
+
+
+def write_random_head(path: pathlib.Path, model: pathlib.Path, draft_vocab_size: int = 1024) -> pathlib.Path:
+    """Writes a random head for a model folder: of a part of its vocabulary, over three layers."""
+    config = head_config(json.loads((model / "config.json").read_text()), draft_vocab_size, (2, 4, 5))
+    return write_head(path, config, random_head(config, scale=0.05))

@@ -32,9 +32,10 @@ KINDS = {
     "Q4_0": Kind(2, 32, 18), "Q4_1": Kind(3, 32, 20), "Q5_0": Kind(6, 32, 22), "Q5_1": Kind(7, 32, 24),
     "Q8_0": Kind(8, 32, 34), "Q2_K": Kind(10, 256, 84), "Q3_K": Kind(11, 256, 110), "Q4_K": Kind(12, 256, 144),
     "Q5_K": Kind(13, 256, 176), "Q6_K": Kind(14, 256, 210),
-    "IQ4_NL": Kind(20, 32, 18), "IQ4_XS": Kind(23, 256, 136),
+    "IQ4_NL": Kind(20, 32, 18), "IQ4_XS": Kind(23, 256, 136), "MXFP4": Kind(39, 32, 17),
 }  # fmt: skip
-BLOCK_KINDS = [name for name, kind in KINDS.items() if kind.inputs > 1]
+# Those that any projection may have; MXFP4 is for experts alone.
+BLOCK_KINDS = [name for name, kind in KINDS.items() if kind.inputs > 1 and name != "MXFP4"]
 
 
 # ---- decoders ----
@@ -129,6 +130,14 @@ def _iq4_xs(blocks: Bytes, i: int) -> Floats:
     return _half(blocks, 0) * _float(six - 32) * number
 
 
+# MXFP4's numbers, and what they are multiplied with.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _power_of_two(blocks: Bytes) -> Floats:
+    return np.ldexp(np.ones(len(blocks), np.float32), blocks[:, 0].astype(np.int32) - 127)
+
+
 _DECODERS: dict[str, Callable[[Bytes, int], Floats]] = {
     "Q4_0": lambda b, i: _half(b, 0) * _float(_nibble(b, 2, i) - 8),
     "Q4_1": lambda b, i: _half(b, 0) * _float(_nibble(b, 4, i)) + _half(b, 2),
@@ -142,6 +151,7 @@ _DECODERS: dict[str, Callable[[Bytes, int], Floats]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": lambda b, i: _half(b, 0) * IQ4[_nibble(b, 2, i)],
     "IQ4_XS": _iq4_xs,
+    "MXFP4": lambda b, i: _power_of_two(b) * E2M1[_nibble(b, 1, i)],
 }
 
 
@@ -297,6 +307,15 @@ def _iq4_xs_blocks(blocks: Floats, out: Bytes) -> None:
             _put(out, 8 + 16 * group + i % 16, 4 * (i // 16), q[:, group, i])
 
 
+def _mxfp4_blocks(blocks: Floats, out: Bytes) -> None:
+    # The largest number of a block becomes 4 to 8, of which 6 is the largest there is.
+    out[:, 0] = np.clip(np.frexp(np.abs(blocks).max(1))[1] - 1 - 2 + 127, 0, 128)
+    scaled = blocks / _power_of_two(out)[:, None]
+    q = np.abs(scaled[:, :, None] - E2M1).argmin(2).astype(np.int32)
+    for i in range(32):
+        _put(out, 1 + i % 16, 4 * (i // 16), q[:, i])
+
+
 _QUANTIZERS: dict[str, Callable[[Floats, Bytes], None]] = {
     "Q4_0": lambda b, o: _legacy(b, o, 4, False),
     "Q4_1": lambda b, o: _legacy(b, o, 4, True),
@@ -310,4 +329,5 @@ _QUANTIZERS: dict[str, Callable[[Floats, Bytes], None]] = {
     "Q6_K": _q6_k_blocks,
     "IQ4_NL": _iq4_nl_blocks,
     "IQ4_XS": _iq4_xs_blocks,
+    "MXFP4": _mxfp4_blocks,
 }

@@ -28,8 +28,9 @@ RELEASE = "t"
 _KUBERNETES = "1.29.0"
 _TOOLS = ROOT / "tools" / "kubernetes"
 _BUILT = ROOT / "build"
-# Its own repository, where the definitions of its kinds lie.
+# Their own repositories, where the definitions of their kinds lie.
 _KEDA = "github.com/kedacore/keda/v2@v2.21.0"
+_LEADER_WORKER_SET = "sigs.k8s.io/lws@v0.8.0"
 _GO = Toolchain(
     name="the Helm chart",
     program="go",
@@ -62,9 +63,10 @@ def _built(name: str, package: str) -> str:
 
 
 @functools.cache
-def _definition_of_keda() -> pathlib.Path:
-    folder = json.loads(_go("mod", "download", "-json", _KEDA, folder=ROOT.parent))["Dir"]
-    return pathlib.Path(folder) / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml"
+def _definition(module: str, name: str) -> str:
+    """Path of a kind's definition, in the module that owns it."""
+    folder = json.loads(_go("mod", "download", "-json", module, folder=ROOT.parent))["Dir"]
+    return str(pathlib.Path(folder) / "config" / "crd" / "bases" / f"{name}.yaml")
 
 
 def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -89,7 +91,11 @@ def refusal(*arguments: object) -> str:
 
 def complaints(objects: str) -> list[str]:
     """What an API server would say to these objects; none: it would take them."""
-    command = [_built("kubernetes", "."), str(_definition_of_keda())]
+    definitions = (
+        _definition(_KEDA, "keda.sh_scaledobjects"),
+        _definition(_LEADER_WORKER_SET, "leaderworkerset.x-k8s.io_leaderworkersets"),
+    )
+    command = [_built("kubernetes", "."), *definitions]
     done = subprocess.run(command, input=objects, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout.splitlines() if done.returncode else []
@@ -104,6 +110,14 @@ def named(objects: Sequence[dict[str, Any]], kind: str, name: str = "") -> dict[
     """The one object of a kind whose name ends so."""
     (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
     return found
+
+
+def templates(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods of a Deployment or of a LeaderWorkerSet."""
+    if workload["kind"] == "Deployment":
+        return [workload["spec"]["template"]]
+    group = workload["spec"]["leaderWorkerTemplate"]
+    return [group["leaderTemplate"], group["workerTemplate"]]
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:

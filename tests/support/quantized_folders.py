@@ -312,10 +312,12 @@ def layer_names(num_layers: int) -> list[str]:
 
 def _projections(stored: Tensors) -> list[str]:
     """The quantized layers of a folder, fused ones among them, in the order of a forward pass."""
-    kinds = ("self_attn.qkv_proj", *LAYERS[:4], "mlp.gate_up_proj", *LAYERS[4:])
+    linear = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj")
+    kinds = ("self_attn.qkv_proj", *LAYERS[:4], *linear, "mlp.gate_up_proj", *LAYERS[4:])
     names = sorted({int(name.split(".")[2]) for name in stored if name.startswith("model.layers.")})
     layers = [f"model.layers.{layer}.{kind}" for layer in names for kind in kinds]
     experts = sorted(name.removesuffix(".weight") for name in stored if ".experts." in name or ".shared_expert" in name)
+    experts = [name for name in experts if not name.endswith("shared_expert_gate")]
     return [name for name in layers if f"{name}.weight" in stored] + experts
 
 

@@ -51,12 +51,45 @@ func check(document []byte, kinds customKinds) (string, []string) {
 	}
 	name := head.Kind + " " + head.Name
 	if kind, known := kinds[head.TypeMeta]; known {
-		return name, kind.check(document)
+		return name, append(kind.check(document), checkGroupPods(document)...)
 	}
 	if head.TypeMeta == (metav1.TypeMeta{APIVersion: monitoring.SchemeGroupVersion.String(), Kind: monitoring.ServiceMonitorsKind}) {
 		return name, checkServiceMonitor(document)
 	}
 	return name, checkBuiltIn(document, head.TypeMeta)
+}
+
+// checkGroupPods judges the pods of a LeaderWorkerSet as if each were a Deployment's. Other kinds have
+// none.
+func checkGroupPods(document []byte) []string {
+	var group struct {
+		Spec struct {
+			LeaderWorkerTemplate struct {
+				LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"`
+				WorkerTemplate *corev1.PodTemplateSpec `json:"workerTemplate"`
+			} `json:"leaderWorkerTemplate"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(document, &group); err != nil {
+		return []string{err.Error()}
+	}
+	var complaints []string
+	for _, pod := range []*corev1.PodTemplateSpec{group.Spec.LeaderWorkerTemplate.LeaderTemplate, group.Spec.LeaderWorkerTemplate.WorkerTemplate} {
+		if pod == nil {
+			continue
+		}
+		deployment := appsv1.Deployment{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+			ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+			Spec:       appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}, Template: *pod},
+		}
+		text, err := yaml.Marshal(deployment)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		complaints = append(complaints, checkBuiltIn(text, deployment.TypeMeta)...)
+	}
+	return complaints
 }
 
 // checkServiceMonitor knows the types alone: the module has them without their definition's schema.

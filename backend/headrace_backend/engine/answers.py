@@ -49,6 +49,16 @@ class Handover(NamedTuple):
     # On the engine's clock, in nanoseconds: when the call arrived, and when its time is over.
     asked_at_ns: int
     deadline_ns: int
+    # Whether another service guards it too, and is the first to hand it over.
+    is_second: bool
+
+
+class Unguarded(NamedTuple):
+    """A detached request that runs and has fewer than two guardians."""
+
+    request: EngineRequest
+    # The stream of the one that it has; None: it has none.
+    guardian: int | None
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

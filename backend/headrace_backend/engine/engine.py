@@ -37,6 +37,7 @@ from headrace_backend.engine.answers import (
     LoadSnapshot,
     LossOutcome,
     RequestPage,
+    Unguarded,
 )
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.events import EndReason, Resumed, Started
@@ -328,15 +329,15 @@ class Engine:
         return self._readers.attach(subscriber, request_id, account, output_index, from_token, now_ns)
 
     def guard(self, subscriber: Subscriber, request_id: str, tenant: str) -> AttachSnapshot:
-        """Adds the guardian of a detached request: a reader of everything that counts as none.
+        """Adds a guardian of a detached request: a reader of everything that counts as none.
 
         Raises:
-            RequestRefused: INVALID_ARGUMENT; NOT_FOUND; ALREADY_EXISTS, it has a guardian.
+            RequestRefused: INVALID_ARGUMENT; NOT_FOUND; ALREADY_EXISTS, it has its guardians.
         """
         return self._readers.guard(subscriber, request_id, tenant)
 
-    def unguarded(self) -> list[EngineRequest]:
-        """Detached requests that run and have no guardian."""
+    def unguarded(self) -> list[Unguarded]:
+        """Detached requests that run and lack a guardian."""
         return self._readers.unguarded()
 
     def detach(self, subscriber: Subscriber) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.pp_rules import WHOLE, Stage, stage_part
-from headrace_backend.weights.block_records import block_kinds
+from headrace_backend.weights.block_records import block_kinds, mxfp4_formats
 from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_model_folder import ModelConfig, ModelDescription, TensorRecord
@@ -59,7 +59,7 @@ class ModelBuild:
             self.shard,
             scheme=self.bits.layers,
             head_scheme=self.bits.head,
-            formats=quantization.layers if quantization else {},
+            formats=quantization.layers if quantization else mxfp4_formats(self.records),
             blocks=block_kinds(self.records),
         )
 

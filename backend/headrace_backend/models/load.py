@@ -21,7 +21,7 @@ from headrace_backend.quantization.summaries import (
     summarize_folder,
     summarize_head,
 )
-from headrace_backend.weights.block_records import with_rotated_rows
+from headrace_backend.weights.block_records import as_in_file
 from headrace_backend.weights.dummy import fill_with_noise
 from headrace_backend.weights.loader import load_weights
 from headrace_backend.weights.nf4_states import load_nf4_states
@@ -103,7 +103,7 @@ def fill_weights(
         else:
             _load_rows(model, folder, targets, progress)
         _check_schemes(model, targets, build.bits)
-        if model.mxfp4_weights:
+        if model.mxfp4_weights and model.quantization is None:
             model.quantization = summarize_mxfp4(model.mxfp4_weights.items())
 
 
@@ -157,15 +157,16 @@ def _load_rows(
 ) -> None:
     """Fills a model by rows: numbers, which may be quantized as they come, or file blocks."""
     records = folder.tensors
-    targets = with_rotated_rows(targets, records)
+    targets = as_in_file(targets, records)
     states = {
         name: (into.weight, targets[name]) for name, into in block_targets(targets) if records[name].nf4 is not None
     }
     load_nf4_states(folder, states)
     load_weights(folder, with_stacked_experts(targets, folder.config.description), progress)
     experts = {path: each for path, each in model.low_bit_weights.items() if isinstance(each, BlockExpertWeight)}
-    if any(block_targets(targets)) or experts:
-        model.quantization = summarize_blocks(targets, {**model.block_weights, **experts}, records)
+    in_file = {} if folder.gguf_file is None else model.mxfp4_weights
+    if any(block_targets(targets)) or experts or in_file:
+        model.quantization = summarize_blocks(targets, {**model.block_weights, **experts, **in_file}, records)
 
 
 def weight_memory(build: ModelBuild) -> WeightMemory:

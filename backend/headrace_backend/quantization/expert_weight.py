@@ -16,6 +16,7 @@ from torch import nn
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.linear_weight import PlainWeight, WeightReport
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, RoundedWeight
+from headrace_backend.quantization.nf4_weight import Nf4Weight
 from headrace_backend.quantization.stored_weight import StoredWeight, input_rounding
 from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.expert_block_rows import EXPERT_BLOCKS, ExpertBlockRows
@@ -153,6 +154,28 @@ class FileBlockExpertWeight(BlockLinearWeight):
         """Implements `LinearWeight.finish`: nothing is checked but scales, by who loads."""
 
 
+class Nf4ExpertWeight(Nf4Weight):
+    """The experts' weights, rounded to NF4 while they are read."""
+
+    def __init__(self, num_outputs: int, num_inputs: int, num_experts: int, placement: Placement) -> None:
+        """Allocates it, empty; `num_outputs` are those of all experts together.
+
+        Raises:
+            QuantizationRefused: Blocks do not divide the inputs.
+        """
+        super().__init__(num_outputs, num_inputs, placement)
+        self.num_experts = num_experts
+
+    @property
+    def experts(self) -> ExpertWeights:
+        """The weight as products of experts take it."""
+        (weight,) = self.blocks
+        return ExpertWeights(weight, self.num_experts)
+
+    def finish(self, layer: str) -> None:
+        """Implements `LinearWeight.finish`: rows were compared with originals as they came."""
+
+
 class Mxfp4ExpertWeight(nn.Module):
     """The experts' weights in MXFP4, as a folder has them."""
 
@@ -190,6 +213,10 @@ class Mxfp4ExpertWeight(nn.Module):
         if has_large_scales(self._weight, slice(None)):
             raise QuantizationRefused(f"layer {layer!r}: has an MXFP4 scale above 2, which is not supported, or NaN")
 
+    def report(self) -> WeightReport:
+        """What it takes in few bits."""
+        return WeightReport(self.num_bytes, {"MXFP4": self.num_weights})
+
 
 def summarize_mxfp4(weights: Iterable[tuple[str, Mxfp4ExpertWeight]]) -> StoredSummary:
     """Checks all weights in MXFP4 of a model, of which there is at least one.
@@ -214,6 +241,7 @@ ExpertWeight = (
     | StoredExpertWeight
     | BlockExpertWeight
     | FileBlockExpertWeight
+    | Nf4ExpertWeight
     | Mxfp4ExpertWeight
 )
 
@@ -242,4 +270,6 @@ def make_expert_weight(outputs: range, inputs: range, num_experts: int, placemen
         return made(*sizes, kinds[0], placement)
     if placement.scheme is None:
         return PlainExpertWeight(*sizes, placement)
+    if placement.scheme.kind is BlockKind.NF4:
+        return Nf4ExpertWeight(*sizes, placement)
     return RoundedExpertWeight(*sizes, placement.scheme, placement)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,16 @@ class WeightReport(NamedTuple):
     num_bytes: int = 0
     # Kind of number or block -> how many weights are of it.
     num_weights: Mapping[str, int] = {}
+
+
+class ReportedWeight(Protocol):
+    """A weight that is checked once it is filled, and says what it takes."""
+
+    def finish(self, layer: str) -> None:
+        """Checks it. Raises QuantizationRefused, naming the layer."""
+
+    def report(self) -> WeightReport:
+        """What it takes in few bits."""
 
 
 class LinearWeight(nn.Module, abc.ABC):
@@ -161,7 +171,7 @@ class PlainWeight(LinearWeight):
         return WeightReport()
 
 
-def total_report(weights: Iterable[LinearWeight]) -> WeightReport:
+def total_report(weights: Iterable[ReportedWeight]) -> WeightReport:
     """The reports of several weights in one."""
     num_bytes, num_weights = 0, Counter[str]()
     for report in (weight.report() for weight in weights):

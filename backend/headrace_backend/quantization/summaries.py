@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from headrace_backend.quantization.block_linear_weight import BlockRows
 from headrace_backend.quantization.head_weight import HeadWeight
-from headrace_backend.quantization.linear_weight import LinearWeight, total_report
+from headrace_backend.quantization.linear_weight import LinearWeight, ReportedWeight, total_report
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
 from headrace_backend.quantization.tensor_error import RoundedRows
 from headrace_backend.weights.destination import CopiedRows, RotatedRows
@@ -124,7 +124,7 @@ def summarize_folder(
 
 def summarize_blocks(
     targets: Mapping[str, WeightTarget],
-    weights: Mapping[str, LinearWeight],
+    weights: Mapping[str, ReportedWeight],
     records: Mapping[str, TensorRecord],
 ) -> StoredSummary:
     """Checks all weights in blocks of a model, of which there is at least one.
@@ -159,12 +159,12 @@ def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, Bl
             yield name, into
 
 
-def _finish(weights: Mapping[str, LinearWeight]) -> None:
+def _finish(weights: Mapping[str, ReportedWeight]) -> None:
     for path, weight in weights.items():
         weight.finish(path.removesuffix(".weight"))
 
 
-def _bits_per_weight(weights: Iterable[LinearWeight]) -> float:
+def _bits_per_weight(weights: Iterable[ReportedWeight]) -> float:
     report = total_report(weights)
     return 8 * report.num_bytes / sum(report.num_weights.values())
 

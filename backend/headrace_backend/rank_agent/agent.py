@@ -35,6 +35,8 @@ _MARKS_S = 0.2
 _MARKS_PER_BEAT = 5
 # The backend says something every second; one that was silent for so many looks is gone.
 _SILENT_LOOKS = 50
+# Messages that wait for the stream before nothing more is read of what can wait.
+_MAX_WAITING = 100
 # What the backend says to a host that it does not want, however often that asks.
 _REFUSALS = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
@@ -72,7 +74,9 @@ class RankAgent:
         self._metadata = bearer_metadata(config.engine_token_file)
         self._credentials()
         self._said = ""
+        # In this attempt; its workers are gone where it is over.
         self._has_joined = False
+        self._is_connected = False
 
     async def run(self) -> None:
         """Joins again and again, until it is cancelled.
@@ -82,8 +86,11 @@ class RankAgent:
         """
         pause_s = _FIRST_PAUSE_S
         while True:
-            self._has_joined = False
-            await self._attempt()
+            self._has_joined, self._is_connected = False, True
+            try:
+                await self._attempt()
+            finally:
+                self._is_connected = False
             if self._has_joined:
                 pause_s = _FIRST_PAUSE_S
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -95,10 +102,19 @@ class RankAgent:
             return None
         return channel_credentials(ClientTlsFiles(config.engine_tls_ca, config.engine_tls_cert, config.engine_tls_key))
 
+    def _options(self) -> list[tuple[str, int | str]]:
+        name = self._config.engine_tls_name
+        return [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name else list(_OPTIONS)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the engine has this host."""
+        return self._has_joined and self._is_connected
+
     async def _attempt(self) -> None:
         """One connection, whatever its end is; raises HostRefused."""
         try:
-            opened = new_channel(self._config.join, self._credentials(), _OPTIONS)
+            opened = new_channel(self._config.join, self._credentials(), self._options())
         except CredentialError as error:
             self._complain(str(error))
             return
@@ -142,6 +158,9 @@ class RankAgent:
             raise HostRefused(f"what listens at {self._config.join} is no engine with ranks on other hosts (--hosts)")
         if "handshake" in details.lower():
             details = "the TLS handshake fails: another authority's certificate, another name in it, or none"
+        elif self._config.engine_tls_cert is not None and not self._has_joined and _is_broken_off(details):
+            # All that a client of TLS 1.3 sees when its own certificate is not wanted.
+            details += ": it may not trust this host's certificate (its tls_client_ca), or is ending"
         self._complain(f"{code.name}: {details}")
 
     def _complain(self, reason: str) -> None:
@@ -211,6 +230,10 @@ class _Session:
         self._outgoing.append(message)
         self._wake.set()
 
+    @property
+    def _has_room(self) -> bool:
+        return len(self._outgoing) < _MAX_WAITING
+
     async def _write(self) -> None:
         while True:
             while self._outgoing:
@@ -243,6 +266,8 @@ class _Session:
                     self._life.write(message.record.kind, message.record.payload)
             elif kind == "start":
                 await self._begin(message.start)
+            elif kind == "store" and self._life is not None:
+                self._life.take_store(message.store)
             elif kind == "end":
                 await self._end(message.end.reason)
             elif kind == "dump_stacks" and self._life is not None:
@@ -259,8 +284,10 @@ class _Session:
     async def _begin(self, start: ranks_pb2.Start) -> None:
         failure = ""
         try:
-            self._life = HostLife(self._launch, self._first_rank, start, self._send)
-            self._life.start()
+            self._life = HostLife(
+                self._launch, self._first_rank, start.engine_address, self._send, lambda: self._has_room
+            )
+            await self._life.start()
         except OSError as error:
             failure = f"workers could not be started: {error.strerror or error}"
         except RankNotStarted as error:
@@ -281,6 +308,11 @@ def _raise_status(code: grpc.StatusCode, details: str | None) -> None:
     """Raises the status with which the backend ended the stream, if that is an error."""
     if code != grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details or "", "")
+
+
+def _is_broken_off(details: str) -> bool:
+    """Whether the other side ended the connection without a word of why."""
+    return any(words in details.lower() for words in ("socket closed", "connection reset", "broken pipe", "eof"))
 
 
 def _task_is_cancelled() -> bool:

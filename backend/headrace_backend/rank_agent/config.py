@@ -11,6 +11,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
+from headrace_health.address import PATTERN as PROBE_ADDRESS
+
 _ADDRESS = r"^([^:/\s\[\]]+|\[[0-9a-fA-F:]+\]):\d{1,5}$"
 
 
@@ -30,6 +32,10 @@ class RanksConfig(pydantic.BaseModel):
         pathlib.Path,
         Field(description="the engine's model, on this machine: folder, GGUF file, or ORG/NAME of a hub"),
     ]
+    draft_model: Annotated[
+        pathlib.Path | None,
+        Field(description="the engine's draft model or EAGLE-3 head, on this machine; where the engine has one"),
+    ] = None
     device: Annotated[
         str, Field(description="auto, cpu, or cuda[:index]: this machine's ranks take the GPUs from that one on")
     ] = "auto"
@@ -53,6 +59,23 @@ class RanksConfig(pydantic.BaseModel):
     engine_tls_key: Annotated[pathlib.Path | None, Field(description="PEM file of that certificate's private key")] = (
         None
     )
+    engine_tls_name: Annotated[
+        str,
+        Field(
+            pattern=r"^[^:/\s]*$",
+            description="host name in the backend's certificate; empty: that of join",
+        ),
+    ] = ""
+    probe: Annotated[
+        str | None,
+        Field(
+            pattern=PROBE_ADDRESS,
+            description=(
+                "HOST:PORT or unix:PATH that answers grpc.health.v1 alone, without TLS and keys: SERVING while the "
+                "engine has this host, and alive while the process answers"
+            ),
+        ),
+    ] = None
     log_format: Annotated[
         Literal["console", "json"], Field(description="log lines on stderr, for people or for machines")
     ] = "console"
@@ -65,4 +88,6 @@ class RanksConfig(pydantic.BaseModel):
         named = (self.engine_tls_ca, self.engine_tls_cert, self.engine_tls_key)
         if any(named) and not all(named):
             raise ValueError("engine_tls_ca, engine_tls_cert and engine_tls_key: each needs the others")
+        if self.engine_tls_name and not any(named):
+            raise ValueError(f"engine_tls_name is {self.engine_tls_name}, and engine_tls_ca is not set")
         return self

@@ -12,6 +12,7 @@ import functools
 import signal
 from collections.abc import Callable
 
+from headrace_backend.rank_agent.store_entrance import ADDRESS, StoreEntrance
 from headrace_backend.server.hosts.routes import address_towards, interface_of
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.workers.host_ranks import HostRanks, WorkerLaunch, plan_ring_bytes
@@ -35,15 +36,21 @@ class HostLife:
     """From the workers' start to the end of the last of them."""
 
     def __init__(
-        self, launch: WorkerLaunch, first_rank: int, start: ranks_pb2.Start, send: Callable[[ranks_pb2.FromHost], None]
+        self,
+        launch: WorkerLaunch,
+        first_rank: int,
+        engine_address: str,
+        send: Callable[[ranks_pb2.FromHost], None],
+        has_room: Callable[[], bool],
     ) -> None:
-        """Starts a worker for each rank.
+        """Makes what the workers inherit, and the port at which they find the store.
 
         Args:
             launch: How workers are started.
             first_rank: This host's first rank.
-            start: The place where all ranks meet.
+            engine_address: IP address of the engine's host.
             send: Takes what the engine is to hear, in order.
+            has_room: Whether the engine takes more of what can wait.
 
         Raises:
             OSError: There are no descriptors, no memory, or no way to the engine's store.
@@ -57,19 +64,24 @@ class HostLife:
         self._unwritten: collections.deque[tuple[int, bytes]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
         self._sent_marks = ranks_pb2.Marks()
-        address = start.store_address
-        meeting = MeetingPoint(address, start.store_port, interface_of(address_towards(address)))
-        shared = RankDescriptors.create(launch.world_size, meeting, first_rank)
+        network = interface_of(address_towards(engine_address))
+        self._store = StoreEntrance(self._tell_store, has_room)
+        shared: RankDescriptors | None = None
         try:
+            meeting = MeetingPoint(ADDRESS, self._store.port, network)
+            shared = RankDescriptors.create(launch.world_size, meeting, first_rank)
             self._board = RankBoard(shared.board, launch.world_size)
             self._ranks = HostRanks(launch, plan_ring_bytes(launch), self._on_records)
             self._shared = shared
         except BaseException:
-            shared.close()
+            if shared is not None:
+                shared.close()
+            self._store.close()
             raise
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts the processes. Raises RankNotStarted; `end` it all the same."""
+        await self._store.start()
         try:
             self._ranks.spawn(self._shared)
         finally:
@@ -103,6 +115,10 @@ class HostLife:
                 return
             self._unwritten.popleft()
 
+    def take_store(self, message: ranks_pb2.StoreBytes) -> None:
+        """Hands on what the store says to one of the workers."""
+        self._store.take(message.connection, message.data)
+
     def dump_stacks(self) -> None:
         """Has the workers write their stacks to this host's stderr."""
         self._ranks.dump_stacks()
@@ -112,6 +128,9 @@ class HostLife:
     def _on_records(self, rank: int, records: list[Record]) -> None:
         written = [ranks_pb2.Record(kind=kind, payload=payload) for kind, payload in records]
         self._send(ranks_pb2.FromHost(records=ranks_pb2.Records(rank=rank, records=written)))
+
+    def _tell_store(self, connection: int, data: bytes) -> None:
+        self._send(ranks_pb2.FromHost(store=ranks_pb2.StoreBytes(connection=connection, data=data)))
 
     def _on_exit(self, rank: int, exited: asyncio.Future[int]) -> None:
         exit_code = exited.result()
@@ -133,6 +152,7 @@ class HostLife:
     async def end(self) -> None:
         """Kills what still runs, silently; returns when all is gone. May be called once."""
         self._send = _drop
+        self._store.close()
         if self._retry is not None:
             self._retry.cancel()
         self._ranks.kill()

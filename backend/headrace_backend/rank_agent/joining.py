@@ -11,12 +11,13 @@ import pydantic
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.device_defaults import expects_gpu
+from headrace_backend.draft_rules import draft_revision
 from headrace_backend.rank_agent.config import RanksConfig
 from headrace_backend.server.hosts.ranks_service import PROTOCOL_VERSION
 from headrace_backend.server.model_facts import model_limits
 from headrace_backend.server.workers.host_ranks import WorkerLaunch
 from headrace_facts.version import server_version
-from headrace_model_folder import InvalidModelFolder, ModelFolder
+from headrace_model_folder import InvalidModelFolder, ModelFolder, revisions
 from headrace_protos.ranks.v1 import ranks_pb2
 from headrace_request.request import LAYOUT
 
@@ -47,15 +48,16 @@ def checked_launch(config: RanksConfig, task: ranks_pb2.Task, command: tuple[str
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         raise HostRefused(f"its configuration: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    own = {name: getattr(config, name) for name in ("model", "device", "worker_threads", "kernel_cache")}
+    own = {name: getattr(config, name) for name in ("model", "draft_model", "device", "worker_threads", "kernel_cache")}
     engine = engine.model_copy(update=own)
     try:
         folder = ModelFolder.open(config.model, require_weights=engine.load == "folder")
     except InvalidModelFolder as error:
         raise HostRefused(f"model folder: {error}") from None
     # A folder may have another name on each host.
-    if folder.revision.rpartition("@")[2] != task.revision.rpartition("@")[2]:
+    if not revisions.are_alike(folder.revision, task.revision):
         raise HostRefused(f"its model is {folder.revision}, and the engine's is {task.revision}")
+    _check_draft(engine, task.draft_revision)
     limits = model_limits(engine, folder)
     return WorkerLaunch(
         engine,
@@ -64,3 +66,13 @@ def checked_launch(config: RanksConfig, task: ranks_pb2.Task, command: tuple[str
         vocab_size=limits.vocab_size,
         num_cache_groups=len(limits.cache_groups),
     )
+
+
+def _check_draft(engine: EngineConfig, wanted: str) -> None:
+    """Raises HostRefused unless this host has the engine's draft model, or neither has one."""
+    try:
+        found = draft_revision(engine)
+    except InvalidModelFolder as error:
+        raise HostRefused(f"draft_model: {error}") from None
+    if not revisions.are_alike(found, wanted):
+        raise HostRefused(f"its draft_model is {found or 'not set'}, and the engine's is {wanted or 'not set'}")

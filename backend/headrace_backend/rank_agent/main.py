@@ -23,6 +23,8 @@ from headrace_backend.server.lifetime import ExitCode
 from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_credentials.files import CredentialError
+from headrace_facts import pulse
+from headrace_health.probe import CannotProbe, Probe
 
 
 def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND) -> int:
@@ -37,23 +39,33 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
     """
     parser = argparse.ArgumentParser(prog="headrace_backend.rank_agent", description=__doc__)
     parser.add_argument("--config-json", required=True, metavar="PATH", help="RanksConfig as JSON")
+    pulse.add_argument(parser)
     options = parser.parse_args(arguments)
     try:
         config = RanksConfig.model_validate_json(pathlib.Path(options.config_json).read_bytes())
         configure_logs(config.log_format, config.log_level)
-        uvloop.run(_run(config, worker_command))
-    except (OSError, pydantic.ValidationError, CredentialError, HostRefused) as refused:
+        uvloop.run(_run(config, worker_command, options.pulse_fd))
+    except (OSError, pydantic.ValidationError, CredentialError, HostRefused, CannotProbe) as refused:
         print(f"headrace ranks: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
     return ExitCode.OK
 
 
-async def _run(config: RanksConfig, worker_command: tuple[str, ...]) -> None:
+async def _run(config: RanksConfig, worker_command: tuple[str, ...], pulse_fd: int | None) -> None:
+    pulse.start(pulse_fd)
     loop = asyncio.get_running_loop()
-    agent = asyncio.ensure_future(RankAgent(config, worker_command).run())
+    agent = RankAgent(config, worker_command)
+    probe = None
+    if config.probe is not None:
+        probe = Probe(config.probe, lambda service: None if service else agent.has_joined)
+        await probe.start()
+    running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.cancel)
+        loop.add_signal_handler(number, running.cancel)
     try:
-        await agent
+        await running
     except asyncio.CancelledError:
         get_logger("ranks").info("ended")
+    finally:
+        if probe is not None:
+            await probe.stop()

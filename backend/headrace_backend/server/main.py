@@ -22,7 +22,7 @@ import uvloop
 
 import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace_backend.config import BackendConfig, EngineConfig
-from headrace_backend.draft_rules import unsuitable_draft
+from headrace_backend.draft_rules import draft_revision, unsuitable_draft
 from headrace_backend.engine.engine import Engine
 from headrace_backend.pp_rules import unsuitable_pp
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
@@ -221,7 +221,8 @@ async def _run(
     hosts = None
     if config.engine.hosts > 1:
         table = HostTable(config.engine, config.hosts_timeout_s)
-        hosts = RanksService(config.engine, folder.revision, table, secret, _plan_bytes(config, launch))
+        drafts = draft_revision(config.engine)
+        hosts = RanksService(config.engine, folder.revision, table, secret, _plan_bytes(config, launch), drafts)
     backend = Backend(config, address, tls, engine_loop, health, facts, service, teller, hosts)
     return await backend.run(launch)
 

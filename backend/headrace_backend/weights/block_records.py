@@ -1,6 +1,4 @@
-"""How a model's file has its weights: which modules are in blocks.
-
-Whose rows come in another order.
+"""How a model's file has its weights: which modules are in blocks, whose rows are in another order.
 
 Owns the way from the records of tensors, by checkpoint names, to what modules are made as and what
 fills them.
@@ -12,9 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from headrace_backend.weights.destination import RotatedRows
+from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_kernels.weight_formats.block_weight import BlockKind
-from headrace_model_folder import TensorRecord
+from headrace_model_folder import LayerFormat, TensorRecord
+from headrace_model_folder.formats.mxfp4_config import MXFP4_FORMAT
+from headrace_model_folder.gguf.header import MXFP4_TYPE
 
 _KINDS = {kind.value: kind for kind in BlockKind}
 
@@ -32,19 +33,32 @@ def block_kinds(records: Mapping[str, TensorRecord]) -> dict[str, BlockKind]:
     }
 
 
-def with_rotated_rows(
-    targets: Mapping[str, WeightTarget], records: Mapping[str, TensorRecord]
-) -> dict[str, WeightTarget]:
-    """Returns the targets, made to take rows in the order in which the file has them.
+def mxfp4_formats(records: Mapping[str, TensorRecord]) -> dict[str, LayerFormat]:
+    """Name of each projection that a GGUF file has in MXFP4, without its last word -> its format.
+
+    Args:
+        records: Checkpoint tensor name -> where it lies.
+    """
+    return {
+        name.removesuffix(".weight"): MXFP4_FORMAT for name, record in records.items() if record.dtype == MXFP4_TYPE
+    }
+
+
+def as_in_file(targets: Mapping[str, WeightTarget], records: Mapping[str, TensorRecord]) -> dict[str, WeightTarget]:
+    """Returns the targets, made to take rows in the order and form in which the file has them.
 
     Targets without a record of their own name stay as they are.
     """
-    head_rows = {name: records[name].head_rows for name in targets if name in records}
-    return {name: _ordered(target, head_rows.get(name, 0)) for name, target in targets.items()}
+    return {name: _as_in_file(target, records.get(name)) for name, target in targets.items()}
 
 
-def _ordered(target: WeightTarget, head_rows: int) -> WeightTarget:
-    if not head_rows:
+def _as_in_file(target: WeightTarget, record: TensorRecord | None) -> WeightTarget:
+    if record is None:
         return target
-    assert target.rows.start % head_rows == 0
-    return dataclasses.replace(target, destination=RotatedRows(target.destination, head_rows))
+    if record.dtype == MXFP4_TYPE:
+        assert isinstance(target.destination, Mxfp4Rows), "experts alone are in MXFP4"
+        return dataclasses.replace(target, destination=target.destination.file_blocks)
+    if not record.head_rows:
+        return target
+    assert target.rows.start % record.head_rows == 0
+    return dataclasses.replace(target, destination=RotatedRows(target.destination, record.head_rows))

@@ -1,4 +1,4 @@
-"""Destinations of a weight in MXFP4: a folder's blocks and scales as they are, or numbers.
+"""Destinations of a weight in MXFP4: a folder's or GGUF file's bytes as they are, or numbers.
 
 Numbers are rounded; they come where weights are made and not read.
 """
@@ -17,6 +17,7 @@ from headrace_kernels.weight_formats.mxfp4 import (
     Mxfp4Weight,
     quantize_mxfp4_rows,
     store_blocks,
+    store_file_blocks,
     store_scales,
 )
 
@@ -29,13 +30,15 @@ class Mxfp4Rows(Destination):
         self.shape, self.dtype, self.device = (len(outputs), weight.num_inputs), weight.dtype, weight.device
         self.blocks = _StoredRows(self, (GROUP, GROUP_BYTES), store_blocks)
         self.scales = _StoredRows(self, (GROUP, 1), store_scales)
+        # A GGUF file's blocks, which begin with their scale.
+        self.file_blocks = _StoredRows(self, (GROUP, 1 + GROUP_BYTES), store_file_blocks)
 
     def put(self, first: int, rows: Tensor) -> None:
         """Implements `Destination.put`."""
         quantize_mxfp4_rows(rows.to(self.device), self._weight, self._first + first)
 
     def store(self, first: int, rows: Tensor, how: Callable[[Mxfp4Weight, int, Tensor], None]) -> None:
-        """Stores a folder's bytes [num_rows, bytes] in the rows from `first` on."""
+        """Stores a folder's or file's bytes [num_rows, bytes] in the rows from `first` on."""
         how(self._weight, self._first + first, rows.to(self.device))
 
 

@@ -12,12 +12,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Self
 
+from headrace_model_folder import revisions
 from headrace_model_folder.bounded_files import MIB, read_json_object
 from headrace_model_folder.description import Linear, Norm, Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.families.eagle3 import Eagle3Head, parse_eagle3
 from headrace_model_folder.safetensors_header import TensorRecord, read_tensor
-from headrace_model_folder.tensor_index import read_tensor_index
+from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
 
 _CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
@@ -39,6 +40,8 @@ class Eagle3Folder:
     tensors: Mapping[str, TensorRecord]
     # The target's id of each of the head's tokens.
     target_ids: tuple[int, ...]
+    # As a model folder's; empty where no folder was opened.
+    revision: str = ""
 
     @classmethod
     def open(cls, path: pathlib.Path | str, require_weights: bool = True) -> Self:
@@ -57,11 +60,13 @@ class Eagle3Folder:
             raise InvalidModelFolder(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}")
         folder = folder.resolve()
         head = parse_eagle3(_CONFIG_FILE, read_json_object(folder, _CONFIG_FILE, _CONFIG_LIMIT))
+        index = read_tensor_index(folder) if require_weights else TensorIndex({}, {})
+        revision = revisions.of_folder(folder, None, index)
         if not require_weights:
-            return cls(folder, head, {}, tuple(range(head.draft_vocab_size)))
-        found = _named(read_tensor_index(folder).tensors)
+            return cls(folder, head, {}, tuple(range(head.draft_vocab_size)), revision)
+        found = _named(index.tensors)
         _check(head, found)
-        return cls(folder, head, found, _target_ids(folder, head, found.get(_TO_TARGET)))
+        return cls(folder, head, found, _target_ids(folder, head, found.get(_TO_TARGET)), revision)
 
     @property
     def name(self) -> str:

@@ -20,10 +20,15 @@ class GgufNaming:
     # Whether the two elements that are rotated together follow each other in the rows of queries
     # and keys, where a Hugging Face folder has them half a head apart.
     alternates: bool = False
-    # Whether layers have experts, all of a layer in one tensor.
+    # Whether layers have experts, all of a layer in one tensor. Of two families of one name it is
+    # the one with experts whose files state a number of them.
     has_experts: bool = False
     # Architecture of files that state a sliding window; "": the family's own.
     windowed: str = ""
+    # What files call the norm that folders call post_attention_layernorm.
+    post_attention: str = "ffn_norm"
+    # Whether files have the factors of norms themselves, where folders have what they are above 1.
+    has_whole_factors: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import math
 
 from headrace_model_folder.description import Layer, Mlp, ModelDescription, Norm
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Sizes, Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.rope_config import by_layer_type, read_rope
@@ -118,5 +118,8 @@ GEMMA3 = Family(
     describe,
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
+    gguf=GgufNaming("gemma3", post_attention="post_attention_norm", has_whole_factors=True),
 )
-GEMMA3_OF_SEVERAL = dataclasses.replace(GEMMA3, architecture="Gemma3ForConditionalGeneration", text_part=_TEXT_PART)
+GEMMA3_OF_SEVERAL = dataclasses.replace(
+    GEMMA3, architecture="Gemma3ForConditionalGeneration", text_part=_TEXT_PART, gguf=None
+)

@@ -10,7 +10,7 @@ import dataclasses
 
 from headrace_model_folder.description import Layer, Mlp, ModelDescription, Norm
 from headrace_model_folder.families.decoder import Sizes, Switches, decoder, read_sizes
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.fused import fused
 from headrace_model_folder.fields import Fields
 
@@ -45,4 +45,5 @@ GLM4 = Family(
         "attention_bias": True,
     },
     describe,
+    gguf=GgufNaming("glm4"),
 )

@@ -10,7 +10,7 @@ import dataclasses
 
 from headrace_model_folder.description import Layer, ModelDescription, Norm
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Sizes, Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.rope_config import by_layer_type, read_rope
@@ -66,5 +66,10 @@ def _norm(name: str, size: int, sizes: Sizes) -> Norm:
 
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
-OLMO2 = Family("Olmo2ForCausalLM", _DEFAULTS, describe_olmo2)
+OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    _DEFAULTS,
+    describe_olmo2,
+    gguf=GgufNaming("olmo2", windowed="Olmo3ForCausalLM", post_attention="post_attention_norm"),
+)
 OLMO3 = Family("Olmo3ForCausalLM", {**_DEFAULTS, "sliding_window": 4096, "rope_theta": 500_000.0}, describe_olmo3)

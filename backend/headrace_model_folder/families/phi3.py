@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace_model_folder.description import Layer, Mlp, ModelDescription
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.fused import fused
 from headrace_model_folder.fields import Fields
 
@@ -50,4 +50,5 @@ PHI3 = Family(
     "Phi3ForCausalLM",
     {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     describe,
+    gguf=GgufNaming("phi3"),
 )

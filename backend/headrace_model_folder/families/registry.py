@@ -52,5 +52,7 @@ FAMILIES: dict[str, Family] = {
         QWEN3_5_MOE_OF_SEVERAL,
     )
 }
-# By the name that GGUF files state.
-GGUF_FAMILIES: dict[str, Family] = {family.gguf.name: family for family in FAMILIES.values() if family.gguf is not None}
+# By the name that GGUF files state, and whether layers have experts.
+GGUF_FAMILIES: dict[tuple[str, bool], Family] = {
+    (family.gguf.name, family.gguf.has_experts): family for family in FAMILIES.values() if family.gguf is not None
+}

@@ -10,7 +10,7 @@ import dataclasses
 from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.rope_config import NO_ROPE
@@ -58,4 +58,5 @@ SMOLLM3 = Family(
         "tie_word_embeddings": True,
     },
     describe,
+    gguf=GgufNaming("smollm3", alternates=True),
 )

@@ -18,7 +18,8 @@ from headrace_model_folder.formats.layer_names import strings
 # Inputs that share a scale, and bytes of their numbers.
 _GROUP, _GROUP_BYTES = 32, 16
 _EXPERTS = ".experts."
-_FORMAT = LayerFormat(Layout.MXFP4, "mxfp4", "group", _GROUP)
+# Of a projection in MXFP4, in a folder or a GGUF file.
+MXFP4_FORMAT = LayerFormat(Layout.MXFP4, "mxfp4", "group", _GROUP)
 
 
 def read_mxfp4(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
@@ -31,7 +32,7 @@ def read_mxfp4(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     Raises:
         InvalidModelFolder: `modules_to_not_convert` names experts.
     """
-    layers = {name: _FORMAT for name in names if _EXPERTS in name}
+    layers = {name: MXFP4_FORMAT for name in names if _EXPERTS in name}
     plain = strings(fields.get("modules_to_not_convert"), f"{fields.name}: modules_to_not_convert")
     for experts in sorted({name.partition(_EXPERTS)[0] for name in layers}):
         if (entry := _naming(f"{experts}{_EXPERTS}".removesuffix("."), plain)) is not None:

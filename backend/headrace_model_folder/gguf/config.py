@@ -7,24 +7,20 @@ in fp32 (epsilon, rotary base) are taken as the shortest decimals that they can 
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import os
 import pathlib
-import struct
 from typing import Any
 
-from headrace_model_folder.bounded_files import open_inside
 from headrace_model_folder.config import ModelConfig, parse_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.families.family import GgufNaming
-from headrace_model_folder.families.registry import GGUF_FAMILIES
+from headrace_model_folder.families.family import Family
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.gguf.description import as_in_file
 from headrace_model_folder.gguf.experts import expert_fields
-from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
+from headrace_model_folder.gguf.family_fields import family_fields
+from headrace_model_folder.gguf.header import GgufHeader
+from headrace_model_folder.gguf.rope import longrope_fields, rope_fields, shortest, with_rope_factors
 from headrace_model_folder.gguf.tensors import gguf_family
 
-_ROPE_FACTORS = "rope_freqs.weight"
 _LIMIT = 1 << 26
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -39,44 +35,48 @@ def read_gguf_config(folder: pathlib.Path, header: GgufHeader) -> ModelConfig:
     """
     fields = Fields(header.file, header.metadata)
     family = gguf_family(header)
-    _refuse_unsupported(fields, family)
+    assert family.gguf is not None, "a family that files are of has names there"
+    _refuse_unsupported(fields, family.gguf.name)
+    values = _config_values(fields, family, header, folder)
     try:
-        config = parse_config(_config_values(fields, family, header))
+        config = parse_config(values | family_fields(fields, family.gguf.name, values))
     except InvalidModelFolder as error:
         raise InvalidModelFolder(f"{header.file}: metadata, in config.json's words: {error}") from None
-    factors = _rope_factors(folder, header, config.description.attention.rotary_dim)
-    return config if factors is None else _with_factors(header.file, config, factors)
+    return with_rope_factors(folder, header, as_in_file(config, family.gguf))
 
 
-def _refuse_unsupported(fields: Fields, family: GgufNaming) -> None:
-    name = family.name
+def _refuse_unsupported(fields: Fields, name: str) -> None:
     if fields.integer("split.count", 0, 1 << 16, 0) > 1:
         raise fields.error(
             "split.count", f"is {fields.get('split.count')}: a model split among files must be merged first"
         )
-    if fields.integer(f"{name}.expert_count", 0, 1 << 16, 0) and not family.has_experts:
-        raise fields.error(f"{name}.expert_count", "must be 0: experts of this architecture are not supported")
     if fields.text(f"{name}.tensor_data_layout", "reference") not in ("reference", "Meta AI original pth"):
         raise fields.error(
             f"{name}.tensor_data_layout", f"must be 'reference', is {shown(fields.get(f'{name}.tensor_data_layout'))}"
         )
 
 
-def _config_values(fields: Fields, family: GgufNaming, header: GgufHeader) -> dict[str, Any]:
-    """config.json's fields."""
-    name = family.name
+def _config_values(fields: Fields, family: Family, header: GgufHeader, folder: pathlib.Path) -> dict[str, Any]:
+    """config.json's fields, as most families have them."""
+    naming = family.gguf
+    assert naming is not None, "a family that files are of has names there"
+    name = naming.name
 
     def integer(key: str, high: int = _LIMIT, default: int | None = None) -> int:
         return fields.integer(f"{name}.{key}", 1, high, default)
 
     heads, hidden = integer("attention.head_count"), integer("embedding_length")
     head_dim = integer("attention.key_length", default=max(hidden // heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if integer(key, default=head_dim) != head_dim:
-            raise fields.error(f"{name}.{key}", f"must be the length of a head's key ({head_dim}), is {integer(key)}")
+    if integer("attention.value_length", default=head_dim) != head_dim:
+        raise fields.error(
+            f"{name}.attention.value_length",
+            f"must be the length of a head's key ({head_dim}), is {integer('attention.value_length')}",
+        )
+    rotary_dim = integer("rope.dimension_count", high=head_dim, default=head_dim)
+    rope = rope_fields(fields, name) | longrope_fields(folder, header, name, rotary_dim)
     window = fields.integer(f"{name}.attention.sliding_window", 0, _LIMIT, 0)
-    return (expert_fields(fields, name) if family.has_experts else {}) | {
-        "architectures": [family.windowed if family.windowed and window else GGUF_FAMILIES[name].architecture],
+    return (expert_fields(fields, name) if naming.has_experts else {}) | {
+        "architectures": [naming.windowed if naming.windowed and window else family.architecture],
         "hidden_size": hidden,
         "num_hidden_layers": integer("block_count"),
         "num_attention_heads": heads,
@@ -85,12 +85,13 @@ def _config_values(fields: Fields, family: GgufNaming, header: GgufHeader) -> di
         "intermediate_size": integer("feed_forward_length"),
         "vocab_size": _vocab_size(fields, name, header),
         "max_position_embeddings": integer("context_length"),
-        "rms_norm_eps": _shortest(fields.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-12, 1.0)),
+        "rms_norm_eps": shortest(fields.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-12, 1.0)),
         "sliding_window": window or None,
         "use_sliding_window": window > 0,
         # Qwen's layers below this number see all.
         "max_window_layers": 0,
-        "rope_parameters": _rope(fields, name),
+        # Families that rotate whole heads refuse another share.
+        "rope_parameters": rope | {"partial_rotary_factor": rotary_dim / head_dim},
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
@@ -114,84 +115,9 @@ def _vocab_size(fields: Fields, name: str, header: GgufHeader) -> int:
     return rows
 
 
-def _rope(fields: Fields, name: str) -> dict[str, Any]:
-    """The rotary embedding in config.json's words."""
-    prefix = f"{name}.rope.scaling."
-    rope: dict[str, Any] = {"rope_theta": _shortest(fields.number(f"{name}.rope.freq_base", 1.0, 1e12, 10_000.0))}
-    old_factor = fields.number(f"{name}.rope.scale_linear", 0.0, 1e6, 0.0)
-    kind = fields.text(f"{prefix}type", "linear" if old_factor > 1 else "none")
-    factor = _shortest(fields.number(f"{prefix}factor", 0.0, 1e6, old_factor or 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return rope
-    if kind == "linear":
-        return rope | {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise fields.error(f"{prefix}type", f"must be none, linear or yarn, is {shown(kind)}")
-    if fields.get(f"{prefix}yarn_log_multiplier") or fields.number(f"{prefix}yarn_ext_factor", -1.0, 1.0, 1.0) != 1.0:
-        raise fields.error(f"{prefix}yarn_log_multiplier", "and yarn_ext_factor are not supported but as 0 and 1")
-    yarn = {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": fields.integer(f"{prefix}original_context_length", 1, _LIMIT),
-        "beta_fast": fields.number(f"{prefix}yarn_beta_fast", 0.0, 1e6, 32.0),
-        "beta_slow": fields.number(f"{prefix}yarn_beta_slow", 0.0, 1e6, 1.0),
-    }
-    # A factor on what follows from the stretching, where config.json has the whole.
-    sharper = fields.number(f"{prefix}yarn_attn_factor", 0.0, 1e3, fields.number(f"{prefix}attn_factor", 0.0, 1e3, 1.0))
-    if sharper != 1.0:
-        yarn["attention_factor"] = sharper * (0.1 * math.log(max(factor, 1.0)) + 1.0)
-    return rope | yarn
-
-
-def _rope_factors(folder: pathlib.Path, header: GgufHeader, rotary_dim: int) -> tuple[float, ...] | None:
-    """Divisor of each frequency of the rotary embedding; None if the file has none.
-
-    Llama 3.1's files state it as a tensor.
-    """
-    tensor = header.tensors.get(_ROPE_FACTORS)
-    if tensor is None:
-        return None
-    if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
-        raise InvalidModelFolder(
-            f"{header.file}: tensor {shown(_ROPE_FACTORS)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} "
-            f"{list(tensor.shape)}"
-        )
-    factors = struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, tensor))
-    if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):
-        raise InvalidModelFolder(f"{header.file}: tensor {shown(_ROPE_FACTORS)} must hold numbers from 1e-6 to 1e6")
-    return factors
-
-
-def _data(folder: pathlib.Path, header: GgufHeader, tensor: GgufTensor) -> bytes:
-    descriptor, _ = open_inside(folder, header.file)
-    try:
-        data = os.pread(descriptor, tensor.num_bytes, tensor.offset)
-    finally:
-        os.close(descriptor)
-    if len(data) != tensor.num_bytes:
-        raise InvalidModelFolder(
-            f"{header.file}: is truncated: tensor {shown(_ROPE_FACTORS)} ends before its last byte"
-        )
-    return data
-
-
-def _with_factors(file: str, config: ModelConfig, factors: tuple[float, ...]) -> ModelConfig:
-    rope = config.description.rope
-    if rope.rope_type != "default":
-        raise InvalidModelFolder(
-            f"{file}: tensor {shown(_ROPE_FACTORS)} and rope.scaling.type {rope.rope_type} stretch the context twice"
-        )
-    rope = dataclasses.replace(rope, frequency_divisors=factors)
-    return dataclasses.replace(config, description=config.description.with_rope(rope))
-
-
 def _dtype(header: GgufHeader) -> str:
     """Type of what is not in blocks, and of activations: the widest that the matrices need."""
     kinds = {tensor.type.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
     if kinds <= {"F16", "F32"}:
         return "float16" if "F16" in kinds else "float32"
     return _DTYPES["BF16"]
-
-
-def _shortest(value: float) -> float:
-    return float(f"{value:.7g}")

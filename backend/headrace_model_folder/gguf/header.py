@@ -52,6 +52,8 @@ class GgufType(NamedTuple):
     block_bytes: int
 
 
+# OCP's MXFP4: a power of two as a byte, then numbers of 4 bits.
+MXFP4_TYPE = "MXFP4"
 # Type number -> what it is. Those of ggml that are not here can't be served.
 TYPES = {
     0: GgufType("F32", 1, 4),
@@ -69,11 +71,12 @@ TYPES = {
     20: GgufType("IQ4_NL", 32, 18),
     23: GgufType("IQ4_XS", 256, 136),
     30: GgufType("BF16", 1, 2),
+    39: GgufType(MXFP4_TYPE, 32, 17),
 }
 # For messages only.
 _UNSUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 

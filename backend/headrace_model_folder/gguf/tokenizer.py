@@ -32,6 +32,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # What vocabularies are far from (the largest have some 2^18 tokens of at most a few hundred
 # characters); beyond, making merges of scores would take a file's reader hours or all memory.
 _MAX_TOKEN_CHARACTERS = 1024
@@ -48,6 +53,11 @@ _CUTS = {
     # Qwen's vocabulary under other special tokens, cut alike (llama.cpp's `llama-vocab.cpp`).
     "deepseek-r1-qwen": (_QWEN2, False),
     "tekken": (_TEKKEN, True),
+    # gpt-oss and Phi-4-mini; GLM-4, Phi-4 and OLMo 2, which cut as Llama 3 does.
+    "gpt-4o": (_O200K, False),
+    "glm4": (_LLAMA3, False),
+    "chatglm-bpe": (_LLAMA3, False),
+    "dbrx": (_LLAMA3, False),
 }
 # Qwen's own tokenizer composes characters first.
 _COMPOSED = ("qwen2", "deepseek-r1-qwen")

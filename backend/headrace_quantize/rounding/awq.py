@@ -59,7 +59,7 @@ def search_scales(
 def _scaled_error(weight: Tensor, scales: Tensor, gram: Tensor, format: NumberFormat, group: int | None) -> float:
     error = 0.0
     for rows in torch.split(weight, max(_BLOCK_NUMBERS // weight.shape[1], 1)):
-        found = round_to_nearest(rows * scales, format, group).restored() / scales
+        found = round_to_nearest(rows * scales, format, group).dequantized() / scales
         error += float(output_error(rows - found, gram).sum())
     return error
 
@@ -87,7 +87,7 @@ def _best_shrinks(weight: Tensor, gram: Tensor, format: NumberFormat, group: int
     best = torch.ones(len(weight), count, device=weight.device)
     least = torch.full_like(best, float("inf"))
     for shrink in _SHRINKS:
-        found = round_to_nearest(weight, format, group, torch.full_like(best, shrink)).restored()
+        found = round_to_nearest(weight, format, group, torch.full_like(best, shrink)).dequantized()
         # [groups, outputs, inputs of a group]
         difference = (groups - found.view(groups.shape)).transpose(0, 1)
         error = (torch.bmm(difference, inner) * difference).sum(2).t()

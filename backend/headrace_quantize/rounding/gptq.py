@@ -127,7 +127,7 @@ class _Rounding:
         scale, zero = self._scales[group], self._zeros[group]
         numbers = self._format.round(left[0], scale, zero)
         self._numbers[index] = numbers
-        return left[0] - self._format.restore(numbers, scale, zero)
+        return left[0] - self._format.dequantize(numbers, scale, zero)
 
     def result(self) -> QuantizedMatrix:
         """After all inputs."""

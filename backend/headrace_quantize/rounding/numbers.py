@@ -4,7 +4,7 @@
 
 Integers run from -2^(bits-1) to 2^(bits-1) - 1; e4m3 from -448 to 448, without zero. Scales are
 rounded to the type that they are stored in before anything is rounded by them, so that what is
-measured here is what a reader restores.
+measured here is what a reader dequantizes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NumberFormat:
         numbers = numbers.clamp_(self.least, self.most)
         return numbers.to(_FP8).float() if self.is_float else numbers
 
-    def restore(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    def dequantize(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         """The values that numbers stand for, fp32."""
         return (numbers - zero) * scale
 
@@ -84,10 +84,10 @@ class QuantizedMatrix:
     scales: Tensor
     zeros: Tensor
 
-    def restored(self) -> Tensor:
+    def dequantized(self) -> Tensor:
         """[outputs, inputs] fp32."""
         groups = self.numbers.view(len(self.numbers), self.scales.shape[1], -1)
-        values = self.format.restore(groups, self.scales[:, :, None], self.zeros[:, :, None])
+        values = self.format.dequantize(groups, self.scales[:, :, None], self.zeros[:, :, None])
         return values.flatten(1)
 
 

@@ -56,11 +56,11 @@ def output_error(difference: Tensor, gram: Tensor) -> Tensor:
     return (difference @ gram).mul_(difference).sum(1).clamp_(min=0)
 
 
-def rounding_error(weight: Tensor, restored: Tensor, gram: Tensor | None) -> float:
+def rounding_error(weight: Tensor, dequantized: Tensor, gram: Tensor | None) -> float:
     """Relative error of the outputs; without a Gram matrix of the inputs that of the weights."""
     if gram is not None:
-        return relative_output_error(weight, restored, gram)
-    return float((weight - restored).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        return relative_output_error(weight, dequantized, gram)
+    return float((weight - dequantized).norm() / weight.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def relative_output_error(weight: Tensor, approximation: Tensor, gram: Tensor) -> float:

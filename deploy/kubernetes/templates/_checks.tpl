@@ -46,11 +46,21 @@ values are values.schema.json's. Every object that runs something includes this.
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $own = list "model" "model-name" "listen" "device" "tp" "kernel-cache" "probe" "token-file" "tls-cert" "tls-key" "tls-client-ca" "refusal-file" "telemetry-socket" "drain-grace-s" "log-format" "config" }}
+{{- $own = list "model" "model-name" "listen" "device" "tp" "hosts" "kernel-cache" "probe" "token-file" "tls-cert" "tls-key" "tls-client-ca" "refusal-file" "telemetry-socket" "drain-grace-s" "log-format" "config" }}
+{{- $ranksOwn := list "model" "join" "device" "kernel-cache" "probe" "engine-token-file" "engine-tls-ca" "engine-tls-cert" "engine-tls-key" "engine-tls-name" "log-format" "config" }}
 {{- range $pool, $values := .Values.engines.pools }}
+{{- $isMany := gt (int $values.hosts) 1 }}
 {{- range $name := keys ($values.options | default dict) }}
-{{- if has $name $own }}
+{{- if or (has $name $own) (and $isMany (eq $name "pp")) }}
 {{- fail (printf "engines.pools.%s.options: %s is the chart's own" $pool $name) }}
+{{- end }}
+{{- end }}
+{{- if and $values.rankOptions (not $isMany) }}
+{{- fail (printf "engines.pools.%s.rankOptions are for the further hosts of an engine: hosts is 1" $pool) }}
+{{- end }}
+{{- range $name := keys ($values.rankOptions | default dict) }}
+{{- if has $name $ranksOwn }}
+{{- fail (printf "engines.pools.%s.rankOptions: %s is the chart's own" $pool $name) }}
 {{- end }}
 {{- end }}
 {{- with $values.autoscaling }}

@@ -1,8 +1,10 @@
 {{/* What a pool has where values leave it out. */}}
 {{- define "headrace.poolDefaults" -}}
+hosts: 1
 gpus: 0
 gpuResource: nvidia.com/gpu
 options: {}
+rankOptions: {}
 resources: {}
 kernelCacheClaim: ""
 pricePerHour: 0

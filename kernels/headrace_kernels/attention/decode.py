@@ -30,7 +30,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.attention.decode_kernels import decode_kernel, raw_decode_kernel
 from headrace_kernels.attention.merge import merged_at_once
-from headrace_kernels.attention.plan import TRANSPOSED_ROWS
+from headrace_kernels.attention.plan import TRANSPOSED_ROWS, query_part
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.attention.rope_kv import RawHeads, heads_for_norm
 from headrace_kernels.attention.step import DecodeWork, PagedAttentionStep
@@ -94,7 +94,7 @@ def decode_attention(
         "maxnreg": launch.registers,
         "launch_pdl": split.is_early,
     }
-    grid = (shape.num_kv_heads, work.splits.shape[0])
+    grid = (shape.num_kv_heads * triton.cdiv(split.query_len, split.part_len), work.splits.shape[0])
     if raw is None:
         decode_kernel[grid](query, *work_args, *scores, **constants)
     else:
@@ -112,7 +112,9 @@ def _split_shape(
     at_once: int | None,
 ) -> tuple[Launch, SplitShape]:
     """How a decode kernel is launched and compiled for entries of at most `query_len` tokens."""
-    query_rows = query_len * (shape.num_heads // shape.num_kv_heads)
+    group = shape.num_heads // shape.num_kv_heads
+    part_len = query_part(query_len, group, query.shape[0], shape.kind != "")
+    query_rows = part_len * group
     is_transposed = takes_transposed(shape.kind, query_rows, shape.padded_dim, query.dtype)
     rows = TRANSPOSED_ROWS if is_transposed else max(16, triton.next_power_of_2(query_rows))
     if launch is None:
@@ -121,6 +123,7 @@ def _split_shape(
     is_normed = raw is not None and raw.query_norm is not None
     split = SplitShape(
         query_len=query_len,
+        part_len=part_len,
         rows=rows,
         is_transposed=is_transposed,
         tile=launch.tile,

@@ -42,6 +42,26 @@ def _mean_square_as_written(place, is_newest, SHAPE: tl.constexpr, SPLIT: tl.con
 
 
 @triton.jit
+def _split_columns(splits, query_start_loc, seq_lens, table_rows, block_tables, table_stride):
+    """A program's split: (entry, number, count, place, first token, tokens, context, block table).
+
+    The first four are the split's columns, the rest is its entry's. Entry -1: there is none, and
+    the rest means nothing.
+
+    A kernel that starts early reads them before it waits: they are written before the model's pass,
+    whose first kernel (the embedding's) starts only when all before it have ended.
+    """
+    item = splits + tl.program_id(1) * 4
+    entry = tl.load(item)
+    safe = tl.maximum(entry, 0)
+    first_token = tl.load(query_start_loc + safe)
+    num_tokens = tl.load(query_start_loc + safe + 1) - first_token
+    seq_len = tl.load(seq_lens + safe)
+    table = block_tables + tl.load(table_rows + safe).to(tl.int64) * table_stride
+    return entry, tl.load(item + 1), tl.load(item + 2), tl.load(item + 3), first_token, num_tokens, seq_len, table
+
+
+@triton.jit
 def _bounds(seq_len, num_tokens, index, count, window, WINDOWED: tl.constexpr):
     """Positions that split `index` of `count` reads: (first that any query token sees, begin, end).
 
@@ -57,15 +77,17 @@ def _bounds(seq_len, num_tokens, index, count, window, WINDOWED: tl.constexpr):
 
 
 @triton.jit
-def _query_rows(query, query_stride, first_token, num_tokens, kv_head, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
+def _query_rows(
+    query, query_stride, first_token, num_tokens, first_query, kv_head, SHAPE: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
     """The rows of Q and where they begin: (token, head, mask, pointer), each [rows].
 
-    Row r is query token r // group of head r % group within the group.
+    Row r is query token `first_query` + r // group of head r % group within the group.
     """
     GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
     offs_row = tl.arange(0, SPLIT.rows)
-    token, head = offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
-    mask_row = token < tl.minimum(num_tokens, SPLIT.query_len)
+    token, head = first_query + offs_row // GROUP, kv_head * GROUP + offs_row % GROUP
+    mask_row = (token < tl.minimum(num_tokens, SPLIT.query_len)) & (offs_row < SPLIT.part_len * GROUP)
     places = query + (first_token + token).to(tl.int64) * query_stride + head * SHAPE.head_dim
     return token, head, mask_row, places
 
@@ -144,6 +166,7 @@ def _store_result(
     unit,
     first_token,
     num_tokens,
+    first_query,
     token,
     head,
     mask_row,
@@ -156,9 +179,10 @@ def _store_result(
 ):
     """Stores the result of an entry's only split (place < 0), or a partial one.
 
-    The last of an entry's splits to finish merges them.
+    Of the programs that have the same query tokens the last one to finish merges them.
     """
     GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
+    PARTS: tl.constexpr = (SPLIT.query_len + SPLIT.part_len - 1) // SPLIT.part_len
     offs_dim = tl.arange(0, SHAPE.padded_dim)
     # A split may be empty (a layer with a narrower window than the plan's): acc and total are 0
     # then.
@@ -173,16 +197,18 @@ def _store_result(
         tl.store(output + offs_out[:, None] + offs_dim[None, :], result.to(output.dtype.element_ty), mask=mask_store)
     else:
         offs_row = tl.arange(0, SPLIT.rows)
-        offs_part = (place * SHAPE.num_kv_heads + kv_head) * (SPLIT.query_len * GROUP) + offs_row
+        offs_part = (place * SHAPE.num_kv_heads + kv_head) * (SPLIT.query_len * GROUP) + first_query * GROUP + offs_row
         tl.store(partial + offs_part[:, None] * SHAPE.head_dim + offs_dim[None, :], result, mask=mask_store)
         tl.store(lse + offs_part, tl.where(is_empty, -1.0e30, largest + tl.log2(total)), mask=mask_row)
         first = place - index
-        counter = done + first * SHAPE.num_kv_heads + kv_head
+        counter = done + (first * SHAPE.num_kv_heads + kv_head) * PARTS + first_query // SPLIT.part_len
         # All warps have stored; then one thread releases it for the card.
         tl.debug_barrier()
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
             tl.store(counter, 0)
-            store_merged(output, partial, lse, first, count, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+            store_merged(
+                output, partial, lse, first, count, first_token, num_tokens, first_query, kv_head, SHAPE, SPLIT
+            )
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
@@ -207,23 +233,26 @@ def decode_kernel(
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Attention of one split for one key/value head: grid (num_kv_heads, splits)."""
+    """Attention of one split for one key/value head and part of an entry's query tokens.
+
+    The grid is (num_kv_heads * parts, splits): parts that read the same keys run together.
+    """
     if SPLIT.is_early:
         grid_behind_may_start()
+    PARTS: tl.constexpr = (SPLIT.query_len + SPLIT.part_len - 1) // SPLIT.part_len
+    kv_head, first_query = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS * SPLIT.part_len
+    entry, index, count, place, first_token, num_tokens, seq_len, table = _split_columns(
+        splits, query_start_loc, seq_lens, table_rows, block_tables, table_stride
+    )
+    if SPLIT.is_early:
         grid_before_is_done()
-    kv_head = tl.program_id(0)
-    item = splits + tl.program_id(1) * 4
-    entry = tl.load(item)
-    if entry < 0:
+    if (entry < 0) | (first_query >= num_tokens):
         return
-    index, count, place = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-    first_token = tl.load(query_start_loc + entry)
-    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
-    seq_len = tl.load(seq_lens + entry)
-    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
     first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
 
-    token, head, mask_row, places = _query_rows(query, query_stride, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+    token, head, mask_row, places = _query_rows(
+        query, query_stride, first_token, num_tokens, first_query, kv_head, SHAPE, SPLIT
+    )
     offs_dim = tl.arange(0, SHAPE.padded_dim)
     mask_query = mask_row[:, None] & (offs_dim < SHAPE.head_dim)[None, :]
     q = tl.load(places[:, None] + offs_dim[None, :], mask=mask_query, other=0.0)
@@ -237,8 +266,8 @@ def decode_kernel(
     if sinks is not None:
         acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, index == 0)
     _store_result(
-        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
-        index, count, place, SHAPE, SPLIT,
+        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, first_query, token, head,
+        mask_row, kv_head, index, count, place, SHAPE, SPLIT,
     )  # fmt: skip
 
 
@@ -367,20 +396,17 @@ def raw_decode_kernel(
     """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
     if SPLIT.is_early:
         grid_behind_may_start()
-        grid_before_is_done()
     kv_head = tl.program_id(0)
-    item = splits + tl.program_id(1) * 4
-    entry = tl.load(item)
+    entry, index, count, place, first_token, num_tokens, seq_len, table = _split_columns(
+        splits, query_start_loc, seq_lens, table_rows, block_tables, table_stride
+    )
+    if SPLIT.is_early:
+        grid_before_is_done()
     if entry < 0:
         return
-    index, count, place = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-    first_token = tl.load(query_start_loc + entry)
-    num_tokens = tl.load(query_start_loc + entry + 1) - first_token
-    seq_len = tl.load(seq_lens + entry)
-    table = block_tables + tl.load(table_rows + entry).to(tl.int64) * table_stride
     first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
 
-    token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, kv_head, SHAPE, SPLIT)
+    token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, 0, kv_head, SHAPE, SPLIT)
     # One token an entry: its key and value are nobody else's, and only the split that the context
     # ends in takes them.
     is_newest = (begin < seq_len) & (end == seq_len)
@@ -408,6 +434,6 @@ def raw_decode_kernel(
     if sinks is not None:
         acc, largest, total = absorb_sinks(acc, largest, total, sinks, head, mask_row, index == 0)
     _store_result(
-        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, token, head, mask_row, kv_head,
-        index, count, place, SHAPE, SPLIT,
+        output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, 0, token, head, mask_row,
+        kv_head, index, count, place, SHAPE, SPLIT,
     )  # fmt: skip

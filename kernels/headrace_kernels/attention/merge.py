@@ -90,19 +90,21 @@ def store_merged(
     count,
     first_token,
     num_tokens,
+    first_query,
     kv_head,
     SHAPE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     """Writes the merged results of a key/value head's query rows to the output.
 
-    Rows beyond the entry's tokens are left out.
+    The rows are those of the entry's query tokens from `first_query` on that a program takes; rows
+    beyond the entry's tokens are left out.
     """
     GROUP: tl.constexpr = SHAPE.num_heads // SHAPE.num_kv_heads
     rows = tl.arange(0, SPLIT.merged_rows)
-    token = rows // GROUP
-    mask_row = token < tl.minimum(num_tokens, SPLIT.query_len)
-    offs_row = kv_head * (SPLIT.query_len * GROUP) + rows
+    token = first_query + rows // GROUP
+    mask_row = (token < tl.minimum(num_tokens, SPLIT.query_len)) & (rows < SPLIT.part_len * GROUP)
+    offs_row = (kv_head * SPLIT.query_len + first_query) * GROUP + rows
     result = _merged(partial, lse, first, count, offs_row, mask_row, SHAPE, SPLIT)
     head = kv_head * GROUP + rows % GROUP
     offs_out = ((first_token + token).to(tl.int64) * SHAPE.num_heads + head) * SHAPE.head_dim

@@ -40,6 +40,13 @@ WARP_PROGRAMS = 1056
 TRANSPOSED_ROWS = 8
 # Query tokens of kernels whose partial results are so large that they are merged a few at a time.
 _MERGED_SLOWLY = 8
+# Programs that an entry's query tokens are dealt out to, at most, and query rows of each
+# (`query_part`).
+MOST_PARTS = 4
+_PART_ROWS = 16
+# Tokens of a step up to which they are: then programs are few, and the cache's bytes that several
+# of them read are not what takes the time.
+MOST_TOKENS_IN_PARTS = 64
 # A row may be longer than its splits are meant to be by this share of one before it gets another,
 # so that rows of nearly equal length get equally many.
 _SLACK = 0.25
@@ -74,6 +81,25 @@ def drafted_query_len(tokens_per_row: int, group: int) -> int:
         for size in QUERY_LEN_CLASSES
         if size == 1 or size < 2 * tokens_per_row and (size <= MAX_DECODE_QUERY_LEN or size * group <= _MOST_QUERY_ROWS)
     )
+
+
+def query_part(query_len: int, group: int, num_tokens: int, is_quantized: bool) -> int:
+    """Query tokens of an entry that a program of the decode kernel takes.
+
+    In a step of few tokens the query rows of a row with drafts are dealt out to several programs,
+    each of which reads the split's keys. A step of an 8B Llama with nine tokens behind 640 takes an
+    H200 4.32 ms so, 4.54 with all query rows in one program; one of 72 tokens 5.65 and 5.48
+    (docs/experiments.md, "one row with eight drafts, once more").
+
+    Args:
+        query_len: The kernel's class of query tokens.
+        group: Query heads of a key/value head.
+        num_tokens: Tokens of the step, padding included.
+        is_quantized: Whether the cache is, whose numbers each program would convert for itself.
+    """
+    if query_len == 1 or num_tokens > MOST_TOKENS_IN_PARTS or is_quantized:
+        return query_len
+    return min(query_len, max(_PART_ROWS // group, -(-query_len // MOST_PARTS), 1))
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -123,6 +149,7 @@ def plan_decode(
     num_entries_padded: int,
     *,
     max_query_len: int | None = None,
+    part_len: int | None = None,
     sliding_window: int | None = None,
     programs: int = TARGET_PROGRAMS,
 ) -> DecodeColumns:
@@ -138,6 +165,8 @@ def plan_decode(
         num_entries_padded: Entries that the columns have room for, see `decode_sizes`.
         max_query_len: One of `QUERY_LEN_CLASSES`; entries with more are left to `plan_prefill`.
             None: `query_len_class` of the step.
+        part_len: `query_part` of the step, which decides how long merging splits takes. None: all
+            of an entry's query tokens.
         sliding_window: The widest of the model's layers; None if any layer sees all.
         programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
 
@@ -152,7 +181,7 @@ def plan_decode(
     splits = np.full((decode_sizes(num_entries_padded, num_kv_heads, programs).num_splits, 4), -1, np.int32)
     if entries.size:
         visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
-        counts = _split_counts(visible, num_kv_heads, programs, size)
+        counts = _split_counts(visible, num_kv_heads, programs, size, part_len or size)
         _fill_decode(splits, entries, visible, counts)
     return DecodeColumns(splits, size)
 
@@ -170,8 +199,8 @@ def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_wind
     return visible
 
 
-def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, query_len: int) -> _Int64Array:
-    """[num_entries] splits of each, for a kernel of so many query tokens."""
+def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, query_len: int, part_len: int) -> _Int64Array:
+    """[num_entries] splits of each, for a kernel of so many query tokens, `part_len` a program."""
     share = -(-int(visible.sum()) * num_kv_heads // programs)
     tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
     counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
@@ -179,7 +208,7 @@ def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, query_
     most = int(tokens * (1 + _SLACK)) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
     counts += (_split_tokens(visible, counts) > most) & (visible > tokens * counts)
     if query_len >= _MERGED_SLOWLY:
-        counts = np.minimum(counts, _most_merged(visible, query_len))
+        counts = np.minimum(counts, _most_merged(visible, part_len))
     # Rounding a split up to its multiple may leave nothing for the last ones.
     return -(-visible // _split_tokens(visible, counts))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace_kernels import card
-from headrace_kernels.attention.plan import GATHER_MULTIPLE, TARGET_PROGRAMS, decode_sizes
+from headrace_kernels.attention.plan import GATHER_MULTIPLE, MOST_PARTS, TARGET_PROGRAMS, decode_sizes
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,8 +33,8 @@ class DecodeScratch:
     partial: Tensor
     # float32, the first two of these, to base 2.
     lse: Tensor
-    # int32 [num_partials, num_kv_heads]: at a row's first place, how many of its programs are done.
-    # 0 between launches, see `attention.decode`.
+    # int32 [num_partials, num_kv_heads * MOST_PARTS]: at a row's first place, how many of its
+    # programs are done, by parts of its query tokens. 0 between launches, see `attention.decode`.
     done: Tensor
 
     @classmethod
@@ -58,7 +58,7 @@ class DecodeScratch:
         rows = (num_partials, max_query_len * num_heads)
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=device)
         lse = torch.empty(rows, dtype=torch.float32, device=device)
-        counters = (num_partials, max(num_kv_heads, most_kv_heads))
+        counters = (num_partials, max(num_kv_heads, most_kv_heads) * MOST_PARTS)
         return cls(partial, lse, torch.zeros(counters, dtype=torch.int32, device=device))
 
 

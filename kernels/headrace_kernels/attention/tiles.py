@@ -66,8 +66,9 @@ class AttentionShape(NamedTuple):
 class SplitShape(NamedTuple):
     """What a decode kernel is compiled for besides heads and cache: one constexpr of it."""
 
-    # Most query tokens of an entry.
+    # Most query tokens of an entry, and how many of them a program takes.
     query_len: int
+    part_len: int
     # Query rows of a tile.
     rows: int
     # Whether query rows are the columns of products (`attention.transposed`).

@@ -92,6 +92,21 @@ def store_blocks(weight: Mxfp4Weight, first: int, blocks: Tensor) -> None:
     _store_codes(weight, first, codes)
 
 
+def store_file_blocks(weight: Mxfp4Weight, first: int, blocks: Tensor) -> None:
+    """Stores rows as a GGUF file has them, numbers and scales.
+
+    Args:
+        weight: Changed in its rows `first` and on.
+        first: Row of the weight that the first one becomes.
+        blocks: [num_rows, 17 K / 32] uint8; a block is a scale's code and 16 bytes, whose lower
+            nibbles are the first half of its inputs.
+    """
+    parts = blocks.reshape(len(blocks), -1, 1 + GROUP_BYTES)
+    numbers = parts[:, :, 1:]
+    _store_codes(weight, first, torch.cat((numbers & 15, numbers >> 4), dim=-1).flatten(1))
+    store_scales(weight, first, parts[:, :, 0])
+
+
 def store_scales(weight: Mxfp4Weight, first: int, scales: Tensor) -> None:
     """Stores the codes of scales [num_rows, K / 32] uint8 in rows `first` and on."""
     weight.scales[first : first + len(scales), : scales.shape[1]] = scales

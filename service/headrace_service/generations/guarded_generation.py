@@ -60,6 +60,7 @@ class GuardedGeneration:
         life: that engine's name for the life in which it took it.
         ended_ns: when it ended; 0 while it runs.
         accepted: whether an engine has answered that it takes it.
+        is_second: whether another service guards it too, and is the first to find it an engine.
         num_losses: engines that were lost with it.
         num_prompt_tokens: tokens of its prompt.
         revision: the model's, which another engine must have too.
@@ -80,6 +81,7 @@ class GuardedGeneration:
         self.life = model.engine.life
         self.ended_ns = 0
         self.accepted = False
+        self.is_second = False
         self.num_losses = 0
         self.moving: asyncio.Task[bool] | None = None
         self.revision = model.text.engine.revision
@@ -148,6 +150,7 @@ class GuardedGeneration:
 
     def begin_attached(self, attached: engine_pb2.Attached) -> None:
         """Takes the log of an engine that still had it."""
+        self.is_second = attached.second_guardian
         num_bytes = self.num_bytes
         if attached.HasField("request") and not self.add.request:
             self._take_over(attached.request)

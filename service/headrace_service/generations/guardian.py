@@ -7,6 +7,10 @@ request's place, in which readers of any service look for it. A lost engine that
 of them, so that a single engine's restart loses nothing either. What no engine takes for
 `_PATIENCE_S` is given up, as is one that loses a third engine: what kills engines must not kill all
 of them.
+
+A generation has a second guardian in another service, where there is one, because its service and
+its engine may be lost at once. That one leaves the generation to the first for a while, then looks
+for it at all engines, and has one go on with it only where none knows it.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from headrace_service.generations.guarded_generation import GuardedGeneration, T
 
 _MAX_LOSSES = 2
 _PATIENCE_S = 600.0
+# What the first guardian takes for it, and far more.
+_SECOND_WAITS_S = 2.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 # A refusal with one of these may be another answer later, or at another engine.
@@ -88,7 +94,7 @@ class Guardian:
         return copy
 
     def offered(self, model: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
-        """Guards what an engine has and nobody guards any more, as far as there is room."""
+        """Guards what an engine has and lacks a guardian, as far as there is room."""
         if not self._closed:
             self._start(self._adopt_all(model, list(unguarded.requests)))
 
@@ -155,8 +161,12 @@ class Guardian:
     async def _adopt_all(self, model: ServedModel, requests: list[engine_pb2.OwnedRequest]) -> bool:
         """Adopts one after the other, because each brings its prompt and its log."""
         for owned in requests:
-            if owned.request_id not in self._by_id:
+            copy = self._by_id.get(owned.request_id)
+            if copy is None:
                 await self._adopt(model, owned)
+            elif copy.model is model:
+                # The other guardian is gone.
+                copy.is_second = False
         return True
 
     async def _adopt(self, model: ServedModel, owned: engine_pb2.OwnedRequest) -> None:
@@ -273,13 +283,38 @@ class Guardian:
         if copy.done is not None:
             patience_s = min(patience_s, 1e-9 * copy.model.engine.log_ttl_ns)
         ends_s = time.monotonic() + patience_s
+        if copy.is_second:
+            await asyncio.sleep(_SECOND_WAITS_S)
         while time.monotonic() < ends_s:
+            if copy.is_second and await self._is_found(copy):
+                return True
             for model in _able(copy):
                 if await self._is_taken(copy, model):
                     return True
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise errors.unavailable(f"no engine took it within {patience_s:g} s")
+
+    async def _is_found(self, copy: GuardedGeneration) -> bool:
+        """Whether an engine has it by its first guardian's doing, and it is followed there.
+
+        Raises ServiceError: ALREADY_EXISTS, two others guard it.
+        """
+        for model in _able(copy) if copy.done is None else ():
+            try:
+                await self._follow(copy, model)
+            except errors.ServiceError as error:
+                if error.code not in (grpc.StatusCode.NOT_FOUND, *_PASSING):
+                    raise
+            else:
+                copy.num_losses += model is not copy.model or model.engine.life != copy.life
+                self._note_engine(copy, model)
+                return True
+        return False
+
+    def _note_engine(self, copy: GuardedGeneration, model: ServedModel) -> None:
+        copy.model, copy.life = model, model.engine.life
+        self._hear_of_losses(model)
 
     async def _is_taken(self, copy: GuardedGeneration, model: ServedModel) -> bool:
         try:
@@ -335,10 +370,11 @@ class Guardian:
             if added.existing:
                 model.engine.leave(copy)
                 await self._follow(copy, model)
+            else:
+                copy.is_second = False
         _check_followed(copy, model)
         copy.num_losses += is_running
-        copy.model, copy.life = model, model.engine.life
-        self._hear_of_losses(model)
+        self._note_engine(copy, model)
         _log.info("generation.continued", engine=model.address, tokens=copy.num_tokens)
 
 

@@ -13,12 +13,13 @@ import pytest
 from tests.backend.backend_harness import BackendProcess, connected, until
 from tests.backend.hosts.host_harness import METADATA, backend_of_hosts, running_agent, write_two_layers
 
+from headrace_backend.server.hosts.ranks_service import PROTOCOL_VERSION
 from headrace_facts.version import server_version
 from headrace_protos.ranks.v1 import ranks_pb2
 from headrace_request.request import LAYOUT
 
 HELLO = {
-    "protocol_version": 1,
+    "protocol_version": PROTOCOL_VERSION,
     "version": server_version(),
     "request_layout": LAYOUT,
     "host": "other",
@@ -68,9 +69,9 @@ async def test_what_makes_no_sense_ends_the_stream_and_nothing_else(
         (
             hello(version="0.0.1"),
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"its Headrace is of version 0.0.1 (protocol 1), and the engine's of {ours} (1)",
+            f"its Headrace is of version 0.0.1 (protocol 2), and the engine's of {ours} (2)",
         ),
-        (hello(protocol_version=2), grpc.StatusCode.FAILED_PRECONDITION, f"version {ours} (protocol 2)"),
+        (hello(protocol_version=1), grpc.StatusCode.FAILED_PRECONDITION, f"version {ours} (protocol 1)"),
         (hello(request_layout="x"), grpc.StatusCode.FAILED_PRECONDITION, ", of another build"),
         (
             hello(device_kind="cuda"),

@@ -56,7 +56,7 @@ def test_a_guardian_takes_no_stream_of_its_tenant_and_may_be_followed_by_another
         harness.engine.attach(harness.subscriber(2), spec.request_id, "t", None, 0, ONE_STREAM)
     assert refused.value.code is RefusalCode.RESOURCE_EXHAUSTED
     with pytest.raises(RequestRefused) as refused:
-        harness.engine.guard(harness.subscriber(3), spec.request_id, "t")
+        harness.engine.guard(harness.subscriber(1), spec.request_id, "t")
     assert refused.value.code is RefusalCode.ALREADY_EXISTS
     # Its service is gone: the request goes on, and another service guards it.
     harness.engine.stream_lost(1)
@@ -67,6 +67,37 @@ def test_a_guardian_takes_no_stream_of_its_tenant_and_may_be_followed_by_another
     whole = expected_tokens(spec, 0)
     assert [*snapshot.outputs[0].token_ids, *harness.readers[second].tokens[0]] == whole
     assert len(guardian.tokens.get(0, [])) < len(whole)
+
+
+def test_two_services_guard_a_request_and_who_is_left_is_the_first() -> None:
+    harness = Harness()
+    spec = request(20, max_tokens=12, tenant="t", detached=True, limits=ONE_STREAM)
+    harness.add(spec, stream_id=1)
+    assert [(lack.request.request_id, lack.guardian) for lack in harness.engine.unguarded()] == [(spec.request_id, 1)]
+    harness.step()
+    harness.readers[second := harness.subscriber(2)] = Reader()
+    snapshot = harness.engine.guard(second, spec.request_id, "t")
+    assert snapshot.handover is not None and snapshot.handover.is_second and not harness.engine.unguarded()
+    with pytest.raises(RequestRefused) as refused:
+        harness.engine.guard(harness.subscriber(3), spec.request_id, "t")
+    assert refused.value.code is RefusalCode.ALREADY_EXISTS
+    # Neither copy takes a stream of the tenant's.
+    harness.readers[reader := harness.subscriber(4)] = Reader()
+    harness.engine.attach(reader, spec.request_id, "t", None, 0, ONE_STREAM)
+    harness.engine.stream_lost(1)
+    harness.engine.check_integrity()
+    assert [lack.guardian for lack in harness.engine.unguarded()] == [2]
+    harness.readers[third := harness.subscriber(3)] = Reader()
+    later = harness.engine.guard(third, spec.request_id, "t")
+    assert later.handover is not None and later.handover.is_second
+    # One that gives its copy up leaves the other as it is, whichever comes first.
+    harness.engine.detach(third)
+    assert [lack.guardian for lack in harness.engine.unguarded()] == [2]
+    harness.run()
+    whole = expected_tokens(spec, 0)
+    assert [*snapshot.outputs[0].token_ids, *harness.readers[second].tokens[0]] == whole
+    assert not harness.engine.unguarded(), "what has ended is guarded by copies alone"
+    harness.engine.check_integrity()
 
 
 def test_only_detached_requests_that_exist_are_guarded() -> None:

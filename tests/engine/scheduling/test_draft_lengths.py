@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import hypothesis
 import pytest
@@ -15,7 +16,7 @@ from tests.support.examples import examples
 from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.scheduling.draft_costs import DraftedGraphs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
-from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
+from headrace_backend.engine.scheduling.step_time import _MASKED_DRAWS, StepLoad, StepTimeModel
 
 MOST = 8
 MANY = 1 << 20
@@ -28,15 +29,19 @@ def known(share: float) -> Acceptance:
 
 
 def lengths_of(
-    rows: list[Acceptance], model: StepTimeModel | None = None, limits: list[int] | None = None, num_free: int = MANY
+    rows: list[Acceptance],
+    model: StepTimeModel | None = None,
+    limits: list[int] | None = None,
+    num_free: int = MANY,
+    masked: Sequence[bool] = (),
 ) -> list[int]:
     """The drafts of a step behind one that announced as many as there may be; without probes."""
     lengths = DraftLengths(model or StepTimeModel())
     lengths.worker_ready(MOST)
     lengths._purse_us = -math.inf
     lengths.num_proposed = MOST
-    load = StepLoad(len(rows), 500 * len(rows))
-    return lengths.choose(rows, limits or [MOST] * len(rows), load, num_free)
+    load = StepLoad(len(rows), 500 * len(rows), num_masked_draws=sum(masked))
+    return lengths.choose(rows, limits or [MOST] * len(rows), load, num_free, masked)
 
 
 def rate(lengths: list[int], shares: list[float], model: StepTimeModel) -> float:
@@ -121,6 +126,41 @@ def test_a_row_that_misses_has_none_beside_one_that_does_not() -> None:
 def test_none_pay_where_arithmetic_is_the_bound() -> None:
     assert lengths_of([known(0.5)] * 1200) == [0] * 1200
     assert lengths_of([known(0.5)])[0] > 0
+
+
+@hypothesis.settings(max_examples=examples(100), deadline=None)
+@hypothesis.given(
+    shares=st.lists(st.sampled_from([0.0, 0.4, 0.8, 1.0]), min_size=1, max_size=20),
+    mask_us=st.floats(0, 500),
+    seed=st.integers(0, 1 << 16),
+)
+def test_drafts_under_a_form_pay_for_their_masks(shares: list[float], mask_us: float, seed: int) -> None:
+    """Nothing is better without the drafts of rows under forms, nor without any."""
+    model = StepTimeModel()
+    model._coefficients[_MASKED_DRAWS] = mask_us
+    draws = random.Random(seed)
+    masked = [draws.random() < 0.5 for _ in shares]
+    load = StepLoad(len(shares), 500 * len(shares), num_masked_draws=sum(masked))
+
+    def masked_rate(lengths: list[int]) -> float:
+        settled = sum(sum(share**place for place in range(n + 1)) for n, share in zip(lengths, shares, strict=True))
+        num_masked = sum(n for n, is_masked in zip(lengths, masked, strict=True) if is_masked)
+        return settled / model.draft_costs_us(load).step_us(sum(lengths), max(lengths), num_masked)
+
+    rows = [known(share) for share in shares]
+    chosen = masked_rate(lengths_of(rows, model, masked=masked))
+    others = lengths_of(rows, model, [0 if is_masked else MOST for is_masked in masked], masked=masked)
+    assert chosen >= (1 - 1e-3) * max(masked_rate(others), masked_rate([0] * len(rows)))
+
+
+def test_what_masks_cost_takes_drafts_from_rows_under_a_form_alone() -> None:
+    model = StepTimeModel()
+    rows, masked = [known(0.8)] * 4, [True, False, True, False]
+    model._coefficients[_MASKED_DRAWS] = 0.0
+    assert len(set(lengths_of(rows, model, masked=masked))) == 1
+    model._coefficients[_MASKED_DRAWS] = 5000.0
+    lengths = lengths_of(rows, model, masked=masked)
+    assert lengths[0::2] == [0, 0] and min(lengths[1::2]) > 1
 
 
 def test_nothing_is_drafted_that_the_step_before_did_not_announce() -> None:

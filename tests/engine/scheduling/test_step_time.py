@@ -183,3 +183,16 @@ def test_steps_that_leave_the_graphs_are_known_to_cost_more_at_once() -> None:
     # Without the jump 450 tokens fit into 11 ms.
     assert 240 <= model.fitting_tokens(load, 0, 11_000) < 300
     assert 350 < model.fitting_tokens(load, 0, 16_000) < 450
+
+
+def test_masks_that_steps_wait_for_are_learned_and_others_cost_nothing() -> None:
+    """A device that waits 30 us for each mask, and one whose masks are always there in time."""
+    for mask_us in (30.0, 0.0):
+        model, rng = StepTimeModel(), random.Random(4)
+        for _ in range(600):
+            num_masked = rng.choice([0, 16, 64, 160])
+            load = StepLoad(64, 32_000, num_masked_draws=num_masked)
+            model.observe(load, 6000 + mask_us * num_masked)
+        costs = model.draft_costs_us(StepLoad(64, 32_000, num_masked_draws=64))
+        # The prior and the coefficients of rows and tokens take a tenth of it.
+        assert costs.masked_us == pytest.approx(mask_us, abs=4.0)

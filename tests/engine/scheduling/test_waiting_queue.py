@@ -41,6 +41,39 @@ def test_live_sequences_come_out_by_urgency_and_the_ended_never(entries: list[tu
     assert len(queue) == 0
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(0, 20), st.integers(0, 39))
+def test_those_behind_the_front_come_by_urgency_and_one_may_go_first(
+    entries: list[tuple[int, bool]], count: int, chosen: int
+) -> None:
+    queue = WaitingQueue()
+    sequences = [sequence(number, urgency) for number, (urgency, _) in enumerate(entries)]
+    for entered in sequences:
+        queue.push(entered)
+    for entered, (_, ends) in zip(sequences, entries, strict=True):
+        if ends:
+            entered.ended = True
+            queue.note_ended(entered)
+    live = sorted((entered for entered in sequences if not entered.ended), key=lambda entered: entered.urgency)
+    behind = list(queue.behind_front(count))
+    # Ended ones are looked at too, as each look costs something.
+    assert behind == live[1 : 1 + len(behind)] and len(behind) <= count
+    if len(live) == len(sequences):
+        assert len(behind) == min(count, max(0, len(live) - 1))
+    assert not queue.put_back(), "nothing was brought forward"
+    if chosen < len(behind):
+        for ends_in_line in (True, False):
+            queue.bring_forward(behind[chosen])
+            assert queue.peek() is behind[chosen]
+            assert not queue.park(), "the front may need less"
+            if ends_in_line:
+                assert queue.put_back() and queue.peek() is live[0]
+            else:
+                assert queue.pop() is behind[chosen]
+        live.remove(behind[chosen])
+    assert len(queue) == len(live) and queue.num_counted_tokens == 3 * len(live)
+    assert [queue.pop() for _ in live] == live and queue.peek() is None
+
+
 def test_ended_sequences_are_swept_out_before_they_surface() -> None:
     queue = WaitingQueue()
     front = sequence(0, 0)

@@ -23,6 +23,7 @@ from headrace_kernels.attention.plan import (
     plan_prefill,
     prefill_tile_tokens,
     query_len_class,
+    query_part,
 )
 
 
@@ -195,3 +196,12 @@ def test_contexts_are_not_gathered_where_they_do_not_fit_or_it_does_not_pay(
 def test_a_prefill_larger_than_its_graph_is_refused() -> None:
     with pytest.raises(ValueError, match="num_tiles_padded is 1, and there are 2 tiles"):
         plan_prefill(column(40), column(40), 32, 8, 32, num_tiles_padded=1)
+
+
+def test_query_tokens_in_parts_are_merged_faster_and_split_further() -> None:
+    ways = [plan_decode(column(9), column(640), 8, 9, max_query_len=16, part_len=part) for part in (None, 16, 4)]
+    whole, same, parts = (int((columns.splits[:, 0] >= 0).sum()) for columns in ways)
+    assert whole == same < parts <= 10
+    assert [query_part(16, 4, tokens, False) for tokens in (9, 64, 65)] == [4, 4, 16]
+    # A group of 8 heads has no more than four programs; what converts numbers does so once.
+    assert (query_part(16, 8, 9, False), query_part(8, 4, 9, True), query_part(1, 4, 1, False)) == (4, 8, 1)

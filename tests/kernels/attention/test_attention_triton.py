@@ -11,6 +11,7 @@ import torch
 from tests.support.attention_case import Case, Shape
 
 from headrace_kernels.attention.paged import paged_attention
+from headrace_kernels.attention.plan import query_part
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -99,6 +100,26 @@ def test_rows_of_drafts_equal_fp64_when_their_context_is_split(max_query_len: in
     case = Case(shape, rows, DEVICE, max_query_len=max_query_len)
     assert case.step.decode is not None and (case.step.decode.splits[:, 3] >= 0).any()
     check(case)
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+@pytest.mark.parametrize(
+    ("heads", "max_query_len", "window"), [((8, 2), 16, None), ((6, 2), 16, 70), ((8, 1), 8, None), ((10, 1), 16, None)]
+)
+def test_query_tokens_that_several_programs_share_equal_fp64(
+    heads: tuple[int, int], max_query_len: int, window: int | None
+) -> None:
+    """A row's last program has one token, none, or all that it takes; some rows have one split."""
+    group = heads[0] // heads[1]
+    shape = Shape(*heads, 16, window=window)
+    rows = [(300, max_query_len // 2 + 1), (650, 1), (20, 4), (0, 2), (430, max_query_len)]
+    case = Case(shape, rows, DEVICE, max_query_len=max_query_len, plan_window=10_000)
+    assert query_part(max_query_len, group, case.query.shape[0], False) < max_query_len
+    assert case.step.decode is not None and (case.step.decode.splits[:, 3] >= 0).any()
+    # Counters are left as they were found.
+    for _ in range(2):
+        check(case)
+    assert not case.step.decode.scratch.done.any()
 
 
 @pytest.mark.usefixtures("poisoned_outputs")

@@ -17,8 +17,9 @@ from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.mixture import add_mixture, fuses, mixture, mixture_reference
 from headrace_kernels.experts.routing import Choice, choose_experts_reference
 from headrace_kernels.weight_formats import quantized_weight
-from headrace_kernels.weight_formats.block_weight import BlockKind, allocate
+from headrace_kernels.weight_formats.block_weight import BlockKind, allocate, dequantize_rows
 from headrace_kernels.weight_formats.gguf_blocks import store_file_rows
+from headrace_kernels.weight_formats.nf4 import quantize_rows
 
 
 @pytest.fixture(params=DEVICES)
@@ -48,11 +49,21 @@ class Case:
         if kind == "plain":
             plain = torch.from_numpy(numbers).to(self._device, self._dtype)
             return ExpertWeights(plain, self.num_experts), plain.double().view(self.num_experts, -1, num_inputs)
+        if kind == "NF4":
+            return self._rounded(torch.from_numpy(numbers))
         file_rows = quantize(kind, numbers)
         weight = allocate(BlockKind(kind), rows, num_inputs, self._dtype, torch.device(self._device))
         store_file_rows(torch.from_numpy(file_rows).to(self._device), weight, 0)
         exact = torch.from_numpy(decode(kind, file_rows).astype(np.float64)).to(self._device)
         return ExpertWeights(weight, self.num_experts), exact.view(self.num_experts, -1, num_inputs)
+
+    def _rounded(self, numbers: torch.Tensor) -> tuple[ExpertWeights, torch.Tensor]:
+        weight = allocate(BlockKind.NF4, *numbers.shape, self._dtype, torch.device(self._device))
+        quantize_rows(numbers.to(self._device), weight, 0)
+        found = torch.empty(numbers.shape, device=self._device)
+        dequantize_rows(weight, slice(0, len(found)), found)
+        exact = found.double()
+        return ExpertWeights(weight, self.num_experts), exact.view(self.num_experts, -1, numbers.shape[1])
 
     def expected(self, experts: range) -> torch.Tensor:
         total = torch.zeros(len(self.x), self.hidden, dtype=torch.float64, device=self._device)
@@ -73,7 +84,7 @@ class Case:
 
 # Q4_K_M files have Q4_K, some with Q6_K behind; of others a product of each sort.
 OTHERS = (("Q5_K", "Q4_K"), ("Q4_1", "plain"), ("plain", "Q2_K"), ("Q3_K", "Q5_1"), ("IQ4_XS", "IQ4_NL"))
-KINDS = [("Q4_K", "Q6_K"), *(pytest.param(pair, marks=pytest.mark.slow) for pair in OTHERS)]
+KINDS = [("Q4_K", "Q6_K"), ("NF4", "NF4"), *(pytest.param(pair, marks=pytest.mark.slow) for pair in OTHERS)]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 11])

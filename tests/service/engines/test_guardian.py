@@ -315,6 +315,77 @@ def guardian_of(service: Joined) -> Any:
     return service.service.core.generations._guardian
 
 
+@contextlib.asynccontextmanager
+async def doubly_guarded(folder: pathlib.Path, sockets: pathlib.Path) -> AsyncIterator[tuple[Group, str]]:
+    """Engines that want two guardians, and a request of which both services have four tokens."""
+    async with group(folder, sockets) as three:
+        for engine in three.engines:
+            engine.wants_seconds = True
+        three.hold()
+        request_id = await three.one.submit(7)
+        await three.other.until(lambda: len(three.at(request_id).requests[request_id].readers) == 2)
+        three.step(4)
+        for service in (three.one, three.other):
+            await service.until(lambda service=service: copy_of(service, request_id).num_tokens == 4)
+        assert [copy_of(each, request_id).is_second for each in (three.one, three.other)] == [False, True]
+        yield three, request_id
+
+
+async def test_an_answer_outlives_its_service_and_its_engine_at_once(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with doubly_guarded(model_path, sockets) as (three, request_id):
+        # Nothing of the service acts any more when its engine is lost.
+        guardian_of(three.one).close()
+        await three.lose(three.at(request_id))
+        await three.one.service.stop(0)
+        call = reading(three.other, request_id)
+        await three.other.until(lambda: any(request_id in engine.requests for engine in three.engines))
+        next_engine = three.at(request_id)
+        assert [len(part.token_ids) // 4 for part in next_engine.requests[request_id].add.emitted] == [4]
+        assert not copy_of(three.other, request_id).is_second
+        three.step(20)
+        assert ids_of(await events_of(call)) == ANSWER
+
+
+async def test_the_second_guardian_follows_where_the_first_went(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with doubly_guarded(model_path, sockets) as (three, request_id):
+        await three.lose(three.at(request_id))
+        await three.other.until(lambda: len([e for e in three.engines if request_id in e.requests]) == 1)
+        second = three.at(request_id).requests[request_id]
+        await three.other.until(lambda: len(second.readers) == 2)
+        # It goes on at one engine, and both have what comes.
+        assert sum(request_id in engine.requests for engine in three.engines) == 1
+        three.step(3)
+        for service in (three.one, three.other):
+            await service.until(lambda service=service: copy_of(service, request_id).num_tokens == 7)
+        assert [copy_of(each, request_id).is_second for each in (three.one, three.other)] == [False, True]
+
+
+async def test_the_second_guardian_of_a_lost_service_is_the_first(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with doubly_guarded(model_path, sockets) as (three, request_id):
+        await three.one.service.stop(0)
+        await three.other.until(lambda: not copy_of(three.other, request_id).is_second)
+
+
+async def test_the_log_of_an_ended_answer_outlives_its_service_and_its_engine_at_once(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with doubly_guarded(model_path, sockets) as (three, request_id):
+        three.step(20)
+        for service in (three.one, three.other):
+            await service.until(lambda service=service: copy_of(service, request_id).done is not None)
+        guardian_of(three.one).close()
+        await three.lose(three.at(request_id))
+        await three.one.service.stop(0)
+        await three.other.until(lambda: any(request_id in engine.requests for engine in three.engines))
+        assert await three.other.read(request_id) == ANSWER
+
+
 async def test_a_connection_that_breaks_is_no_lost_engine(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     only = fake(model_path)
     only.script, only.life = (lambda add, index: ANSWER), "the life"

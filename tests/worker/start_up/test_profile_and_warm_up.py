@@ -27,7 +27,7 @@ from headrace_backend.worker.start_up import fitted_runner
 from headrace_backend.worker.start_up.drafters import gpu_speculation
 from headrace_backend.worker.start_up.fitted_runner import Phases, make_runner
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room
-from headrace_backend.worker.start_up.profile_step import largest_steps, measure_steps
+from headrace_backend.worker.start_up.profile_step import deepest_steps, largest_steps, measure_steps
 from headrace_backend.worker.start_up.ranks import RankPlace
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, Chunk, SamplingKind, make_step, next_step
@@ -93,7 +93,7 @@ def test_synthetic_steps_stay_within_all_limits(
     config = config_of(max_num_seqs=rows, max_num_batched_tokens=tokens, block_size=block_size)
     pool = BlockPool(num_blocks, block_size)
     largest, for_gpu = (
-        list(largest_steps(WorkerSizes.of(config, length), pool)),
+        [*largest_steps(WorkerSizes.of(config, length), pool), *deepest_steps(WorkerSizes.of(config, length), pool)],
         list(gpu_steps(WorkerSizes.of(config, length), pool)),
     )
     for plans in (largest, for_gpu, list(short_steps(WorkerSizes.of(config, length), pool))):
@@ -133,7 +133,8 @@ def test_a_runner_takes_them_all_and_is_as_new_afterwards(llama: CausalLM) -> No
     runner, kv_caches = runner_of(llama, config, 12)
     pool = BlockPool(12, config.block_size)
     seen: list[int] = []
-    plans = list(gpu_steps(WorkerSizes.of(config, 256), pool)) + list(largest_steps(WorkerSizes.of(config, 256), pool))
+    sizes = WorkerSizes.of(config, 256)
+    plans = [*gpu_steps(sizes, pool), *largest_steps(sizes, pool), *deepest_steps(sizes, pool)]
     run_steps(runner, plans, seen.append)
     assert seen == list(range(len(plans) + 1))
     assert all(cache.isfinite().all() for cache in kv_caches) and any(cache.any() for cache in kv_caches)
@@ -418,7 +419,8 @@ def test_the_gpus_runner_takes_them_all(
         speculation = gpu_speculation(shallow_llama, worker_sizes, sampler, rows, None)
         shapes = captured_shapes((1, 2), (16,), 3, sizes)
         runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, shapes, rows=rows, speculation=speculation)
-        plans = list(largest_steps(worker_sizes, pool)) + list(gpu_steps(worker_sizes, pool))[-20:]
+        deepest = deepest_steps(worker_sizes, pool)
+        plans = [*largest_steps(worker_sizes, pool), *deepest, *list(gpu_steps(worker_sizes, pool))[-20:]]
         drafted = [plan for plan in plans if (plan.forward.known_counts < plan.forward.counts - 1).any()]
         assert bool(drafted) == (speculate != "off")
         run_steps(runner, plans, lambda done: None)

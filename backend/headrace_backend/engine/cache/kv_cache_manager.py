@@ -130,6 +130,12 @@ class KVCacheManager:
             num_blocks += len(self._find(sequence, 0, num_blocks, self.num_reusable(sequence) // self.block_size))
         return num_blocks * self.block_size
 
+    def knows_block(self, sequence: Sequence, index: int) -> bool:
+        """Whether the first group's block of these tokens is known, as a first look."""
+        if (index + 1) * self.block_size > self.num_reusable(sequence):
+            return False
+        return self.pool.find(_group_key(self.key(sequence, index), 0)) is not None
+
     def num_reusable(self, sequence: Sequence) -> int:
         """Tokens from the sequence's start on that may come from the prefix cache."""
         if not self._enable_prefix_cache:
@@ -161,6 +167,10 @@ class KVCacheManager:
             missing = num_blocks - sum([1 for block in table if block == NO_BLOCK or ref_counts[block]])
             needed += missing if group.window is None else min(missing, self._most_blocks(group, sequence.num_tokens))
         return needed
+
+    def fits_free_blocks(self, sequence: Sequence) -> bool:
+        """Whether a sequence without blocks can compute all its tokens and no prefix is evicted."""
+        return self.num_blocks_for(sequence.num_tokens) * len(self._groups) <= self.pool.num_free
 
     def num_promised(self, sequence: Sequence) -> int:
         """Most blocks that a running sequence takes beyond its own until it has caught up.

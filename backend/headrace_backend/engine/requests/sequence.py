@@ -28,7 +28,7 @@ from typing import Final
 from headrace_backend.engine.events import Event, RequestDone
 from headrace_backend.engine.limits.tenant_account import Claim, TenantAccount, TokenCharge
 from headrace_backend.engine.output_grammar import OutputGrammar
-from headrace_backend.engine.request import EngineRequest, RequestState
+from headrace_backend.engine.request import EngineRequest, RequestState, Subscriber
 from headrace_backend.engine.requests.acceptance import Acceptance
 from headrace_backend.engine.requests.beam_search import BeamSearch
 from headrace_backend.engine.requests.ledger import Ledger
@@ -290,8 +290,11 @@ class LiveRequest:
     num_prompt_tokens: int
     # The stream and handle that came with the request: a request that is not detached ends with
     # them. Of a detached one those of its guardian; None: it has none.
-    owner: tuple[int, int] | None
+    owner: Subscriber | None
     account: TenantAccount
+    # Of a detached request, another service's copy, for the day on which the guardian's service and
+    # the engine are lost at once; None: there is none.
+    second_guardian: Subscriber | None = None
     # What its account gets back at its end, but for what was used; None where its tokens were not
     # limited.
     token_charge: TokenCharge | None = None
@@ -340,8 +343,10 @@ class LiveRequest:
 
     @property
     def num_readers(self) -> int:
-        """Subscriptions of those who read; a guardian's copy is nobody's."""
-        return len(self.readers) - (self.spec.detached and self.owner is not None)
+        """Subscriptions of those who read; guardians' copies are nobody's."""
+        if not self.spec.detached:
+            return len(self.readers)
+        return len(self.readers) - (self.owner is not None) - (self.second_guardian is not None)
 
     @property
     def claim(self) -> Claim:

@@ -67,15 +67,20 @@ class DraftCosts:
     slopes_us: AbstractSequence[float]
     borders: Times
     graphs: DraftedGraphs = dataclasses.field(default_factory=DraftedGraphs)
+    # A mask of the draw behind a draft.
+    masked_us: float = 0.0
 
-    def step_us(self, num_drafts: Counts, num_passes: Counts) -> Times:
-        """How long the step takes with so many drafts, when one row has `num_passes` of them.
+    def step_us(self, num_drafts: Counts, num_passes: Counts, num_masked: Counts = 0) -> Times:
+        """How long the step takes with drafts.
 
-        Both may be arrays, of shapes that broadcast.
+        Args:
+            num_drafts: Drafts of all rows; this and the others may be arrays that broadcast.
+            num_passes: Drafts of the row that has most.
+            num_masked: Drafts of rows whose draws a form restricts.
         """
         times: Times = self.bare_us + self._tokens_us(num_drafts) + np.multiply(num_drafts, self.drafted_us)
         times = times + np.multiply(num_passes, self.pass_us)
-        times += np.where(np.greater(num_drafts, 0), self.any_us, 0.0)
+        times += np.where(np.greater(num_drafts, 0), self.any_us, 0.0) + np.multiply(num_masked, self.masked_us)
         return times
 
     def _tokens_us(self, num_drafts: Counts) -> Times:

@@ -12,6 +12,8 @@ products are bound by arithmetic they cost what they bring, and none are taken. 
 sizes of graphs, so their time grows in steps, and totals that fill a graph are weighed too: of rows
 that are alike, some then have a draft more than others.
 
+- **Forms of outputs.** Each draft of a row with a form wants a mask more, which costs the host what
+  `step_time` has learned: nothing where masks are there before the pass ends.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
   half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
   known of a new row is what is usual for all; where that is little, it is given a few drafts first.
@@ -56,8 +58,8 @@ _PROBE_SHARE: Final = 0.01
 _STEPS_PER_CONTRAST: Final = 64
 # Passes of a drafter that together take so little of a step are not weighed one by one.
 _CHEAP_PASSES: Final = 0.01
-# Share of accepted drafts, in grains, and most drafts of a row.
-_Kind = tuple[int, int]
+# Share of accepted drafts, in grains, most drafts of a row, and whether a form restricts its draws.
+_Kind = tuple[int, int, bool]
 
 
 class DraftLengths:
@@ -132,7 +134,12 @@ class DraftLengths:
         return num_settled * self._model.predict_us(without) > without.num_decodes * self._model.predict_us(beside)
 
     def choose(
-        self, rows: AbstractSequence[Acceptance], limits: AbstractSequence[int], load: StepLoad, num_free: int
+        self,
+        rows: AbstractSequence[Acceptance],
+        limits: AbstractSequence[int],
+        load: StepLoad,
+        num_free: int,
+        masked: AbstractSequence[bool] = (),
     ) -> list[int]:
         """Number of drafts of each row that decodes.
 
@@ -141,6 +148,7 @@ class DraftLengths:
             limits: Most drafts that each row may have.
             load: The step without drafts.
             num_free: Tokens that the step has room for beyond `load`.
+            masked: Whether a form restricts the draws of each row; empty: of none.
         """
         num_proposed = self.num_proposed
         limits = [min(limit, self._most) for limit in limits]
@@ -148,7 +156,7 @@ class DraftLengths:
             lengths = self._fixed_lengths(limits, num_free)
             self.num_proposed = min(self._fixed, self._most)
         else:
-            lengths = self._auto_lengths(rows, limits, load, num_free)
+            lengths = self._auto_lengths(rows, limits, load, num_free, masked or [False] * len(rows))
         return [min(length, num_proposed) for length in lengths]
 
     def _fixed_lengths(self, limits: list[int], num_free: int) -> list[int]:
@@ -157,15 +165,20 @@ class DraftLengths:
         return [min(length, limit) for limit in limits]
 
     def _auto_lengths(
-        self, rows: AbstractSequence[Acceptance], limits: list[int], load: StepLoad, num_free: int
+        self,
+        rows: AbstractSequence[Acceptance],
+        limits: list[int],
+        load: StepLoad,
+        num_free: int,
+        masked: AbstractSequence[bool],
     ) -> list[int]:
         self._num_choices += 1
         if not rows:
             # Whoever joins in this step decodes in the next one.
-            self.num_proposed = self._paying([Acceptance()], [self._most], StepLoad(1, 1), num_free)[0]
+            self.num_proposed = self._paying([Acceptance()], [self._most], StepLoad(1, 1), num_free, [False])[0]
             return []
         were_drafted = self.num_proposed > 0
-        lengths = self._paying(rows, limits, load, num_free)
+        lengths = self._paying(rows, limits, load, num_free, masked)
         self.num_proposed = 0 if self._is_contrast(max(lengths)) else max(lengths)
         probed = self._choose_probes(rows, limits, lengths, load, num_free, were_drafted)
         if were_drafted:
@@ -180,13 +193,19 @@ class DraftLengths:
         return lengths
 
     def _paying(
-        self, rows: AbstractSequence[Acceptance], limits: AbstractSequence[int], load: StepLoad, num_free: int
+        self,
+        rows: AbstractSequence[Acceptance],
+        limits: AbstractSequence[int],
+        load: StepLoad,
+        num_free: int,
+        masked: AbstractSequence[bool],
     ) -> list[int]:
         """The lengths with which the step settles most tokens per second."""
         for row in rows:
             if not row.tried:
                 self._expect_usual(row)
-        kinds = [(round(row.share / _GRAIN), limit) for row, limit in zip(rows, limits, strict=True)]
+        known = zip(rows, limits, masked, strict=True)
+        kinds = [(round(row.share / _GRAIN), limit, is_masked) for row, limit, is_masked in known]
         best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
         lengths = [best.of_kind[kind] for kind in kinds]
         if best.num_longer:
@@ -254,8 +273,7 @@ class _Lengths(NamedTuple):
 def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int) -> _Lengths:
     """The drafts of a row of each kind with which a step settles most tokens per second.
 
-    Drafts are taken in the order of what they bring, all that a kind's rows have at a place
-    together, or as many of them as fill a graph of the device.
+    Where drafts under a form cost a mask more, those of other rows are weighed alone too.
 
     Args:
         counts: Rows of each kind.
@@ -263,20 +281,39 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
         num_rows: Rows that settle a token without drafts.
         num_free: Most drafts of all rows.
     """
+    none = _Lengths(dict.fromkeys(counts, 0))
+    best_rate, best = num_rows / costs.bare_us, none
+    groups = [counts]
+    if costs.masked_us and len({is_masked for *_, is_masked in counts}) > 1:
+        groups.append(Counter({kind: count for kind, count in counts.items() if not kind[2]}))
+    for group in groups:
+        rate, lengths = _best_of(group, costs, num_rows, num_free)
+        if rate > best_rate:
+            best_rate, best = rate, lengths._replace(of_kind=none.of_kind | lengths.of_kind)
+    return best
+
+
+def _best_of(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_free: int) -> tuple[float, _Lengths]:
+    """The best drafts of rows of these kinds, and the tokens per microsecond with them.
+
+    Drafts are taken in the order of what they bring, all that a kind's rows have at a place
+    together, or as many of them as fill a graph of the device. Arguments as those of
+    `_best_lengths`.
+    """
     lengths = dict.fromkeys(counts, 0)
     drafts = sorted(
         [
-            (-((share * _GRAIN) ** position), position, share, limit)
-            for share, limit in counts
+            (-((share * _GRAIN) ** position), is_masked, position, share, limit)
+            for share, limit, is_masked in counts
             if share
             for position in range(1, limit + 1)
         ]
     )
     if not drafts:
-        return _Lengths(lengths)
-    kinds = [(share, limit) for _, _, share, limit in drafts]
-    brings, positions = -np.array([draft[0] for draft in drafts]), np.array([draft[1] for draft in drafts])
-    sizes = np.array([counts[kind] for kind in kinds])
+        return 0.0, _Lengths(lengths)
+    kinds = [(share, limit, is_masked) for _, is_masked, _, share, limit in drafts]
+    brings, positions = -np.array([draft[0] for draft in drafts]), np.array([draft[2] for draft in drafts])
+    sizes, are_masked = np.array([counts[kind] for kind in kinds]), np.array([draft[1] for draft in drafts])
     most = int(positions.max())
     # Where passes cost hardly anything, no row's drafts are in the way of another's. Elsewhere each
     # number of passes is a choice of its own: [num_depths, num_drafts].
@@ -284,6 +321,7 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
     depths = np.arange(1, most + 1)[:, None] if weighed else np.array([[most]])
     taken = np.where(positions <= depths, sizes, 0)
     ends, tokens = taken.cumsum(axis=1), num_rows + (taken * brings).cumsum(axis=1)
+    masks = (taken * are_masked).cumsum(axis=1)
     passes = np.maximum.accumulate(np.where(taken, positions, 0), axis=1)
     # Totals that fill a graph end within a group of drafts: [num_depths, num_graphs], their places
     # in the order, and how many of the group are left out.
@@ -292,15 +330,15 @@ def _best_lengths(counts: Counter[_Kind], costs: DraftCosts, num_rows: int, num_
     left_out = np.take_along_axis(ends, lasts, 1) - full
     totals = np.concatenate((ends, np.where(left_out > 0, full, num_free + 1)), axis=1)
     tokens = np.concatenate((tokens, np.take_along_axis(tokens, lasts, 1) - left_out * brings[lasts]), axis=1)
+    masks = np.concatenate((masks, np.take_along_axis(masks, lasts, 1) - left_out * are_masked[lasts]), axis=1)
     passes = np.concatenate((passes, np.take_along_axis(passes, lasts, 1)), axis=1)
-    rates = np.where(totals <= num_free, tokens / costs.step_us(totals, passes), 0.0)
+    rates = np.where(totals <= num_free, tokens / costs.step_us(totals, passes, masks), 0.0)
     depth, place = np.unravel_index(int(rates.argmax()), rates.shape)
-    if rates[depth, place] <= num_rows / costs.bare_us:
-        return _Lengths(lengths)
     num_groups = len(drafts)
     last, num_missing = int(place), 0
     if place >= num_groups:
         last, num_missing = int(lasts[depth, place - num_groups]), int(left_out[depth, place - num_groups])
     for index in np.flatnonzero(taken[depth, : last + (num_missing == 0)]).tolist():
-        lengths[kinds[index]] = drafts[index][1]
-    return _Lengths(lengths, kinds[last], int(taken[depth, last]) - num_missing if num_missing else 0)
+        lengths[kinds[index]] = drafts[index][2]
+    found = _Lengths(lengths, kinds[last], int(taken[depth, last]) - num_missing if num_missing else 0)
+    return float(rates[depth, place]), found

@@ -317,6 +317,9 @@ class PlanBuilder:
         self.num_tokens += num_drafts
         self.load.num_draft_tokens = num_drafts
         self.load.context_tokens += num_drafts
+        if self.load.num_masked_draws:
+            decodes = zip(self._decodes, counts, strict=True)
+            self.load.num_masked_draws += sum([count for sequence, count in decodes if sequence.grammar is not None])
 
     def add_known(self, sequence: Sequence, count: int) -> bool:
         """Computes the next `count` tokens, all of them known.

@@ -18,8 +18,9 @@ the rows and the available blocks.
 3. Waiting sequences, most urgent first, unless blocks were short in this step, until the plan has
    no room for the next one's admission (`plan_bytes`). Those whose prompt goes on as one that is
    being computed wait for that, and whoever is overtaken in computing it gives way
-   (`prefix_followers`). All sequences of a search take their rows at once, and lose them at once
-   (`beams`).
+   (`prefix_followers`). Where blocks are short, one whose prefix is cached goes before one that
+   came little earlier (`cached_first`). All sequences of a search take their rows at once, and lose
+   them at once (`beams`).
 
 A tenant's sequences hold at most its share of the blocks. One that waits for more is passed over
 with its whole tenant, and those of others go on; one that runs and needs more preempts the least
@@ -48,7 +49,7 @@ from headrace_backend.engine.cache.state_checkpoints import StateCheckpoints
 from headrace_backend.engine.limits.tenant_account import TenantAccount
 from headrace_backend.engine.requests.beam_search import Fork
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
-from headrace_backend.engine.scheduling import beams
+from headrace_backend.engine.scheduling import beams, cached_first
 from headrace_backend.engine.scheduling.checkpoint_places import CheckpointPlaces
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.micro_batches import MicroBatches
@@ -266,6 +267,8 @@ class Scheduler:
         builder.close_decodes()
         if forced:
             forced = self._choose_forced(forced, builder, len(catching_up) + len(self.waiting) > 0)
+        if self.num_masked_rows:
+            builder.load.num_masked_draws = sum([sequence.grammar is not None for sequence in builder.decodes])
         if self._draft_lengths.drafts:
             num_forced = sum([count + 1 for _, count in forced])
             self._schedule_drafts(builder, num_forced, len(catching_up) + len(self.waiting) > 0)
@@ -397,6 +400,7 @@ class Scheduler:
             [sequence.draft_limit for sequence in rows],
             builder.load,
             num_free // 2 if others_wait else num_free,
+            [sequence.grammar is not None for sequence in rows] if builder.load.num_masked_draws else (),
         )
         builder.num_proposed = builder.load.num_draft_passes = lengths.num_proposed
         builder.add_drafts([self._make_room_for_drafts(*chosen, builder) for chosen in zip(rows, wanted, strict=True)])
@@ -468,59 +472,77 @@ class Scheduler:
     def _admit_waiting(self, catching_up: list[Sequence], builder: PlanBuilder, now_ns: int) -> None:
         """Admits waiting sequences that fit with all their tokens.
 
-        The blocks that running prompts will need stay free.
+        The blocks that running prompts will need stay free. Where blocks are short, a sequence
+        whose prefix is cached may go first (`cached_first`); if it does not fit, the order stays.
         """
-        kv, budget = self.kv, self._budget
-        assert kv is not None, "there is a worker"
+        assert self.kv is not None, "there is a worker"
         promised: Counter[TenantAccount] = Counter()
         for computing in catching_up:
-            promised[computing.request.account] += kv.num_promised(computing)
-        num_promised = promised.total()
-        while self._free_rows and budget.num_tokens_left > 0:
+            promised[computing.request.account] += self.kv.num_promised(computing)
+        looks_behind = True
+        while self._free_rows and self._budget.num_tokens_left > 0:
+            if looks_behind:
+                cached_first.bring_forward(self.waiting, self.kv)
             sequence = self.waiting.peek()
             if sequence is None:
                 return
-            num_rows = 1 if sequence.search is None else len(sequence.request.sequences)
-            if num_rows > len(self._free_rows):
-                return
-            account = sequence.request.account
-            prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
-            num_known = len(prefix[0]) * kv.block_size
-            num_found = num_known if sequence.num_unread else kv.num_found(sequence, prefix)
-            if not sequence.num_unread and self._followers.take_first(sequence, num_known, num_found, kv, self._places):
-                continue
-            num_needed = kv.num_needed(sequence, prefix)
-            if sequence.search is not None:
-                num_needed += len(self._groups) * beams.num_further_blocks(sequence, kv.block_size)
-            if num_needed + self._num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
-                self.waiting.park()
-                continue
-            # A token sampled before a preemption may still be on its way; it has to be read before
-            # it can be computed again.
-            if sequence.num_unread:
-                return
-            if num_needed + self._num_spare_blocks(len(self.running)) + num_promised > kv.pool.num_available:
-                return
-            count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
-            if self._places is not None:
-                count = self._places.first_chunk(sequence, num_known, num_found, count)
-            if count == 0 or not self._admit(sequence, kv.num_blocks_for(num_known + count), builder):
-                return
-            self.waiting.pop()
-            self._occupy(sequence, now_ns)
-            kv.take_prefix(sequence, prefix)
-            if self._places is not None:
-                self._places.begin(sequence, num_known, num_found)
-            self._followers.lead(sequence, kv)
-            self._note_prefix(sequence)
-            if sequence.search is not None:
-                self._occupy_beams(sequence.request, now_ns)
-            kv.grow(sequence, sequence.num_computed + count)
-            self._tables.write(sequence, builder)
-            self._add_known(sequence, count, builder, now_ns)
-            num_further = kv.num_promised(sequence)
-            num_promised += num_further
-            promised[account] += num_further
+            if not self._admit_first(sequence, promised, builder, now_ns):
+                if not self.waiting.put_back():
+                    return
+                looks_behind = False
+
+    def _admit_first(
+        self, sequence: Sequence, promised: Counter[TenantAccount], builder: PlanBuilder, now_ns: int
+    ) -> bool:
+        """Admits what the queue shows, or has it wait elsewhere; false if it stays where it is.
+
+        Args:
+            sequence: What the queue shows.
+            promised: Blocks that each tenant's running prompts will need, kept up to date.
+            builder: Builds the step's plan.
+            now_ns: The time.
+        """
+        kv, budget = self.kv, self._budget
+        assert kv is not None, "there is a worker"
+        num_rows = 1 if sequence.search is None else len(sequence.request.sequences)
+        if num_rows > len(self._free_rows):
+            return False
+        account = sequence.request.account
+        prefix = kv.no_prefix() if sequence.num_unread else kv.find_prefix(sequence)
+        num_known = len(prefix[0]) * kv.block_size
+        num_found = num_known if sequence.num_unread else kv.num_found(sequence, prefix)
+        if not sequence.num_unread and self._followers.take_first(sequence, num_known, num_found, kv, self._places):
+            return True
+        num_needed = kv.num_needed(sequence, prefix)
+        if sequence.search is not None:
+            num_needed += len(self._groups) * beams.num_further_blocks(sequence, kv.block_size)
+        if num_needed + self._num_spare_blocks(account.num_running) + promised[account] > account.num_blocks_left:
+            return self.waiting.park()
+        # A token sampled before a preemption may still be on its way; it has to be read before it
+        # can be computed again.
+        if sequence.num_unread:
+            return False
+        if num_needed + self._num_spare_blocks(len(self.running)) + promised.total() > kv.pool.num_available:
+            return False
+        count = budget.chunk(num_known, builder.most_computed(sequence, num_known))
+        if self._places is not None:
+            count = self._places.first_chunk(sequence, num_known, num_found, count)
+        if count == 0 or not self._admit(sequence, kv.num_blocks_for(num_known + count), builder):
+            return False
+        self.waiting.pop()
+        self._occupy(sequence, now_ns)
+        kv.take_prefix(sequence, prefix)
+        if self._places is not None:
+            self._places.begin(sequence, num_known, num_found)
+        self._followers.lead(sequence, kv)
+        self._note_prefix(sequence)
+        if sequence.search is not None:
+            self._occupy_beams(sequence.request, now_ns)
+        kv.grow(sequence, sequence.num_computed + count)
+        self._tables.write(sequence, builder)
+        self._add_known(sequence, count, builder, now_ns)
+        promised[account] += kv.num_promised(sequence)
+        return True
 
     def _num_spare_blocks(self, num_running: int) -> int:
         return len(self._groups) * -(-num_running // _RUNNING_PER_SPARE_BLOCK)

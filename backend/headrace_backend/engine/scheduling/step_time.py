@@ -19,6 +19,7 @@ negative:
     context tokens        read by decodes
     attention pairs       query times key of the prompts: count * (start + count / 2), summed over
                           chunks
+    masked draws          a mask each, for which the step's draws wait if it comes too late
     draft passes          most drafts of a row that the step makes for the next one: a draft model
                           runs once for each, for all rows
     drafted tokens        beside what they cost as tokens: drafting them, choosing among them
@@ -59,15 +60,16 @@ _JUMPS: Final = (256, 768)
 _FIRST_SEGMENT = 3
 _FIRST_JUMP = _FIRST_SEGMENT + len(_SEGMENTS)
 _PAIRS = _FIRST_JUMP + len(_JUMPS) + 1
-_DRAFT_PASSES = _PAIRS + 1
-_NUM_FEATURES = _PAIRS + 4
+_MASKED_DRAWS = _PAIRS + 1
+_DRAFT_PASSES = _PAIRS + 2
+_NUM_FEATURES = _PAIRS + 5
 # In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is
 # this times a factor until it has shown itself. What drafts cost is guessed high: a coefficient
 # that is a tenth of a step is learned within some dozens of steps, one that is a thousandth hardly
-# moves from its prior.
+# moves from its prior. A mask takes a thread of the host some 25 us, and there are eight of them.
 _PRIOR_US = (
     *(4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012),
-    *(400.0, 40.0, 300.0),
+    *(3.0, 400.0, 40.0, 300.0),
 )
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
@@ -116,6 +118,8 @@ class StepLoad:
     num_draft_tokens: int = 0
     # Most drafts of a row that are made at the step's end.
     num_draft_passes: int = 0
+    # Draws of the decodes, those behind drafts too, that forms of outputs restrict.
+    num_masked_draws: int = 0
     # Prefill tokens that are no prompt's but must come in outputs, and the rows that compute them.
     num_forced_tokens: int = 0
     num_forced_rows: int = 0
@@ -146,8 +150,8 @@ class StepLoad:
             features.append(tokens - begin if begin < tokens < end else end - begin if tokens >= end else 0.0)
         for jump in _JUMPS:
             features.append(mixed if tokens > jump else 0.0)
-        features += (self.context_tokens, self.attention_pairs, self.num_draft_passes, self.num_draft_tokens)
-        features.append(1.0 if self.num_draft_tokens else 0.0)
+        features += (self.context_tokens, self.attention_pairs, self.num_masked_draws)
+        features += (self.num_draft_passes, self.num_draft_tokens, 1.0 if self.num_draft_tokens else 0.0)
         return features
 
 
@@ -235,7 +239,7 @@ class StepTimeModel:
         slopes_us = self._coefficients[_FIRST_SEGMENT:_FIRST_JUMP]
         # A step with prompts takes a graph of another kind.
         graphs = DraftedGraphs() if load.num_prefill_tokens else self.drafted_graphs
-        costs = (pass_us, drafted_us, any_us, slopes_us, _BORDERS, graphs)
+        costs = (pass_us, drafted_us, any_us, slopes_us, _BORDERS, graphs, self._coefficients[_MASKED_DRAWS])
         return DraftCosts(self.predict_us(load), load.num_tokens, *costs)
 
     def _knows_drafts(self, load: StepLoad) -> bool:

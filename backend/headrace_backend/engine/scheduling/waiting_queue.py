@@ -15,8 +15,10 @@ the first line's front is the most urgent of all. A tenant that may not take mor
 scheduler says that it may be tried again.
 
 Adding and removing cost O(log waiting) comparisons; what was aborted is swept out when it comes to
-the front or makes up half of its line. Also counts the tokens that wait, by which the token budget
-tells a crowd from a few: those of parked lines could not be computed, and don't count.
+the front or makes up half of its line. One sequence near a front can be *brought forward*: it is
+shown and taken in the front's place until it is put back, and no other tenant's turn changes. Also
+counts the tokens that wait, by which the token budget tells a crowd from a few: those of parked
+lines could not be computed, and don't count.
 """
 
 from __future__ import annotations
@@ -60,6 +62,27 @@ class _Line:
             heapq.heappop(self.heap)
             self.num_dead -= 1
 
+    def behind_front(self, count: int) -> Iterator[Sequence]:
+        """Up to `count` live sequences behind the front, most urgent first."""
+        # Children of an entry of the heap are less urgent than it is.
+        places = [(self.heap[0], 0)] if self.heap else []
+        while places and count >= 0:
+            entry, place = heapq.heappop(places)
+            for child in range(2 * place + 1, min(2 * place + 3, len(self.heap))):
+                heapq.heappush(places, (self.heap[child], child))
+            if entry[3] is not self.front and not entry[3].ended:
+                yield entry[3]
+            count -= 1
+
+    def take(self, sequence: Sequence) -> None:
+        """Removes a live sequence that is near the front, but not the front."""
+        before = []
+        while self.heap[0][3] is not sequence:
+            before.append(heapq.heappop(self.heap))
+        heapq.heappop(self.heap)
+        for entry in before:
+            heapq.heappush(self.heap, entry)
+
     def sweep(self) -> None:
         """Drops the ended ones if they are most of the heap."""
         if self.num_dead > _MIN_SWEEP and 2 * self.num_dead > len(self.heap):
@@ -71,13 +94,15 @@ class _Line:
 class WaitingQueue:
     """The lines of all tenants, sorted by the urgency of their fronts."""
 
-    __slots__ = ("_lines", "_num_live", "_order", "num_counted_tokens")
+    __slots__ = ("_forward", "_lines", "_num_live", "_order", "num_counted_tokens")
 
     def __init__(self) -> None:
         """Empty."""
         self._lines: dict[TenantAccount, _Line] = {}
         # Those not parked, by their fronts.
         self._order: list[_Line] = []
+        # Brought forward, and in no line meanwhile.
+        self._forward: Sequence | None = None
         self._num_live = 0
         # Tokens that wait, but for parked lines.
         self.num_counted_tokens = 0
@@ -104,26 +129,56 @@ class WaitingQueue:
             self._place(line)
 
     def peek(self) -> Sequence | None:
-        """The most urgent live sequence of a tenant that is not parked."""
+        """What was brought forward, or the most urgent live sequence of a tenant not parked."""
+        if self._forward is not None:
+            return self._forward
         return self._order[0].front if self._order else None
+
+    def behind_front(self, count: int) -> Iterator[Sequence]:
+        """Up to `count` sequences of the front's tenant that come after it, most urgent first."""
+        return self._order[0].behind_front(count) if self._order else iter(())
+
+    def bring_forward(self, sequence: Sequence) -> None:
+        """Shows a sequence of `behind_front` before the front.
+
+        Until it is popped or put back nothing else is done to the queue.
+        """
+        assert self._forward is None, "one sequence is before the front"
+        self._order[0].take(sequence)
+        self._forward = sequence
+
+    def put_back(self) -> bool:
+        """Puts what was brought forward where it was; false if nothing was."""
+        sequence, self._forward = self._forward, None
+        if sequence is not None:
+            heapq.heappush(self._order[0].heap, (*sequence.urgency, sequence))
+        return sequence is not None
 
     def pop(self) -> Sequence:
         """Removes what `peek` showed."""
-        line = self._order[0]
-        sequence = heapq.heappop(line.heap)[3]
+        line, sequence = self._order[0], self._forward
         self._num_live -= 1
+        if sequence is not None:
+            self._forward = None
+            self._count_tokens(line, -sequence.num_counted_tokens)
+            return sequence
+        sequence = heapq.heappop(line.heap)[3]
         self._count_tokens(line, -sequence.num_counted_tokens)
         self._place(line)
         return sequence
 
-    def park(self) -> None:
+    def park(self) -> bool:
         """Passes over the tenant of the sequence that `peek` showed.
 
-        This holds until `unpark` or until a more urgent sequence of the tenant comes.
+        This holds until `unpark` or until a more urgent sequence of the tenant comes. False, and
+        nobody is passed over, if what it showed was brought forward: the front may need less.
         """
+        if self._forward is not None:
+            return False
         line = self._order.pop(0)
         line.parked = True
         self.num_counted_tokens -= line.num_counted_tokens
+        return True
 
     def unpark(self, account: TenantAccount) -> None:
         """Tries a tenant again that may be able to take more blocks than before."""

@@ -23,6 +23,7 @@ from headrace_backend.server.workers.worker_process import RankDescriptors
 from headrace_backend.step.meeting import MeetingPoint
 
 _LINE_INTERVAL_S = 30.0
+LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(slots=True)
@@ -132,15 +133,14 @@ class HostTable:
     def new_meeting(self) -> RankDescriptors:
         """Implements `OtherHosts.new_meeting`.
 
-        The store is served at the address that leads to the first of the other hosts, and at no
-        other one of this machine.
+        The store is served at this machine's loopback address: it asks for no secret, so other
+        hosts reach it through their agents' streams.
         """
         host = self.places[0].host
         # A host that left since is noticed by the group, as one that leaves later is.
-        address = address_towards(host.address if host is not None else "127.0.0.1")
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.create_server((address, 0), family=family, backlog=self._config.num_ranks) as listener:
-            meeting = MeetingPoint(address, listener.getsockname()[1], interface_of(address))
+        network = interface_of(address_towards(host.address if host is not None else LOOPBACK))
+        with socket.create_server((LOOPBACK, 0), backlog=self._config.num_ranks) as listener:
+            meeting = MeetingPoint(LOOPBACK, listener.getsockname()[1], network)
             ranks = RankDescriptors.create(self._config.num_ranks, meeting)
             try:
                 return ranks._replace(store=os.dup(listener.fileno()))

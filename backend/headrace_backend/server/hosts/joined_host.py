@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 from collections.abc import Awaitable, Callable
 
+from headrace_backend.server.hosts.routes import address_towards
+from headrace_backend.server.hosts.store_relay import StoreRelay, TooManyConnections
 from headrace_backend.server.workers.other_hosts import OtherHost, RanksListener, RemoteRank
 from headrace_backend.step.meeting import MeetingPoint
 from headrace_backend.step.messages import RecordKind
@@ -40,6 +43,9 @@ class JoinedHost(OtherHost):
         self._max_backlog_bytes = max_backlog_bytes
         self._outgoing: collections.deque[ranks_pb2.ToHost] = collections.deque()
         self._backlog_bytes = 0
+        # Its ranks' connections to the store of the life that goes on, and where that listens.
+        self._relay = StoreRelay(self._send_store, lambda: self.has_room)
+        self._store = "", 0
         self._wake = asyncio.Event()
         # None: no life goes on.
         self._listener: RanksListener | None = None
@@ -63,7 +69,13 @@ class JoinedHost(OtherHost):
         self.ranks = [RemoteRank(rank.rank, self.name) for rank in self.ranks]
         self._left_to_exit = {rank.rank for rank in self.ranks}
         self._exited, self._ended = self._loop.create_future(), self._loop.create_future()
-        start = ranks_pb2.Start(store_address=meeting.address, store_port=meeting.port)
+        self._relay = StoreRelay(self._send_store, lambda: self.has_room)
+        self._store = meeting.address, meeting.port
+        try:
+            start = ranks_pb2.Start(engine_address=address_towards(self.address))
+        except OSError as error:
+            self.cut(f"there is no way to it: {error.strerror or error}")
+            return
         self._queue(ranks_pb2.ToHost(start=start))
 
     @property
@@ -79,8 +91,10 @@ class JoinedHost(OtherHost):
 
     def send(self, kind: RecordKind, record: bytes) -> None:
         """Implements `OtherHost.send`."""
-        self._backlog_bytes += len(record)
         self._queue(ranks_pb2.ToHost(record=ranks_pb2.Record(kind=kind, payload=record)))
+
+    def _send_store(self, connection: int, data: bytes) -> None:
+        self._queue(ranks_pb2.ToHost(store=ranks_pb2.StoreBytes(connection=connection, data=data)))
 
     def dump_stacks(self) -> None:
         """Implements `OtherHost.dump_stacks`."""
@@ -117,11 +131,12 @@ class JoinedHost(OtherHost):
             while self._outgoing:
                 message = self._outgoing.popleft()
                 await write(message)
-                self._backlog_bytes -= len(message.record.payload)
+                self._backlog_bytes -= _weight(message)
             self._wake.clear()
             await self._wake.wait()
 
     def _queue(self, message: ranks_pb2.ToHost) -> None:
+        self._backlog_bytes += _weight(message)
         self._outgoing.append(message)
         self._wake.set()
 
@@ -144,6 +159,8 @@ class JoinedHost(OtherHost):
             self._take_exited(message.exited)
         elif kind == "ended":
             self._take_ended(message.ended)
+        elif kind == "store":
+            self._take_store(message.store.connection, message.store.data)
         else:
             raise Confused(f"{kind or 'an empty message'} came where none is expected")
 
@@ -194,12 +211,27 @@ class JoinedHost(OtherHost):
         if listener is not None:
             listener.on_host_lost(f"{self.described}: {ended.failure or 'it ended its workers unasked'}")
 
+    def _take_store(self, connection: int, data: bytes) -> None:
+        # What comes after a life's end is nobody's.
+        if data and connection not in self._relay and self._listener is not None:
+            try:
+                self._relay.open(connection, functools.partial(asyncio.open_connection, *self._store))
+            except TooManyConnections as error:
+                raise Confused(f"it opened {error}") from error
+        self._relay.take(connection, data)
+
     def _own(self, rank: int) -> None:
         if not self.ranks[0].rank <= rank <= self.ranks[-1].rank:
             raise Confused(f"it reported rank {rank}, which is not its own")
 
     def _finish(self) -> None:
         self._listener = None
+        self._relay.close()
         for future in (self._exited, self._ended):
             if not future.done():
                 future.set_result(None)
+
+
+def _weight(message: ranks_pb2.ToHost) -> int:
+    """Returns the bytes of a message that count as waiting; most have none."""
+    return len(message.record.payload) + len(message.store.data)

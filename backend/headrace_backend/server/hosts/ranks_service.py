@@ -23,7 +23,7 @@ from headrace_facts.version import server_version
 from headrace_protos.ranks.v1 import ranks_pb2
 from headrace_request.request import LAYOUT
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 SERVICE_NAME = "headrace_ranks.v1.RanksService"
 _HELLO_TIMEOUT_S = 5.0
 # An agent reads the headers and samples of its model's files meanwhile, maybe of a slow disk.
@@ -49,7 +49,13 @@ class RanksService:
     """Serves the agents of all other hosts of one engine."""
 
     def __init__(
-        self, config: EngineConfig, revision: str, table: HostTable, secret: bytes | None, max_backlog_bytes: int
+        self,
+        config: EngineConfig,
+        revision: str,
+        table: HostTable,
+        secret: bytes | None,
+        max_backlog_bytes: int,
+        draft_revision: str = "",
     ) -> None:
         """Nobody has joined.
 
@@ -59,9 +65,11 @@ class RanksService:
             table: The places that are to be filled.
             secret: What agents must present as bearer token; None: certificates protect.
             max_backlog_bytes: Bytes of step plans that may wait for a host.
+            draft_revision: What drafts for it; empty: nothing that has files of its own.
         """
         self._config = config
         self._revision = revision
+        self._draft_revision = draft_revision
         self.table = table
         self._secret = secret
         self._max_backlog_bytes = max_backlog_bytes
@@ -166,6 +174,7 @@ class RanksService:
         task = ranks_pb2.Task(
             engine_config=self._config.model_dump_json(),
             revision=self._revision,
+            draft_revision=self._draft_revision,
             first_rank=place.ranks[0],
             num_ranks=len(place.ranks),
         )

@@ -29,6 +29,7 @@ from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.streams import incoming, log_replay, outgoing
 from headrace_backend.server.streams.compiling_adds import CompilingAdds
+from headrace_backend.server.streams.guard_offers import GuardOffers
 from headrace_backend.server.streams.quota_exchange import QuotaExchange
 from headrace_backend.server.streams.secrets import check_secret
 from headrace_backend.server.streams.service_stream import ServiceStream
@@ -112,6 +113,7 @@ class EngineService:
         self._log = get_logger()
         self._compiling = CompilingAdds(engine_loop.engine, grammars)
         self._streams: dict[int, ServiceStream] = {}
+        self._guards = GuardOffers(engine_loop.engine, self._streams)
         self._stream_ids = itertools.count(1)
         self._handlers: dict[str, Callable[[ServiceStream, Any], None]] = {
             "add": self._add,
@@ -205,7 +207,8 @@ class EngineService:
         # Services log their connections themselves; the supervisor and health checks come and go
         # every few seconds.
         log.debug("service connected")
-        self._offer_guards()
+        if stream.guards:
+            self._guards.offer_all()
         try:
             await self._run_stream(stream, context)
         finally:
@@ -214,18 +217,8 @@ class EngineService:
             self._engine.stream_lost(stream.stream_id)
             self.quotas.stream_lost(stream.stream_id)
             self._engine_loop.changed()
-            self._offer_guards()
+            self._guards.offer_all()
             log.debug("service gone", merged_steps=stream.num_merged)
-
-    def _offer_guards(self) -> None:
-        """Shares requests that have no guardian out among the services that guard."""
-        streams = [stream for stream in self._streams.values() if stream.guards]
-        unguarded = self._engine.unguarded() if streams else []
-        for index, stream in enumerate(streams):
-            share = unguarded[index :: len(streams)]
-            owned = [engine_pb2.OwnedRequest(request_id=each.request_id, tenant=each.tenant) for each in share]
-            if owned:
-                stream.send(engine_pb2.FromEngine(unguarded=engine_pb2.Unguarded(requests=owned)))
 
     async def _read_hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.Hello:
         try:
@@ -370,7 +363,8 @@ class EngineService:
         outcome = self._engine.add(request, subscriber)
         if self._teller is not None and not outcome.existing:
             self._teller.began(outcome.number, request.request_id, request.span)
-        if subscriber is not None and not outcome.existing and not request.has_ended:
+        is_followed = subscriber is not None and not outcome.existing and not request.has_ended
+        if subscriber is not None and is_followed:
             stream.handles.add(subscriber.handle)
         added = engine_pb2.Added(
             handle=add.handle,
@@ -380,6 +374,8 @@ class EngineService:
             prompt_tokens=outcome.prompt_tokens,
         )
         stream.send(engine_pb2.FromEngine(added=added))
+        if is_followed and request.detached:
+            self._guards.offer_second(request, stream.stream_id)
         traced = {"trace_id": request.span.trace_id} if request.span is not None else {}
         self._log.debug(
             "request added", request_id=outcome.request_id, existing=outcome.existing, stream=stream.stream_id, **traced

@@ -61,6 +61,7 @@ def write_attached(
     )
     if snapshot.handover is not None:
         attached.request.CopyFrom(write_handover(snapshot.handover, now_ns))
+        attached.second_guardian = snapshot.handover.is_second
     for output in snapshot.outputs:
         log = attached.outputs.add(output_index=output.output_index)
         if whole:

@@ -41,10 +41,10 @@ class Profile:
 
 
 def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
-    """Yields steps that no planned step exceeds.
+    """Yields steps that no planned step exceeds, but for what it sees of a context.
 
-    One has the whole token budget over all rows with every sampling option, one the whole budget at
-    the end of the longest context. Where tokens are drafted, one draws as many as a step may.
+    One has the whole token budget over all rows with every sampling option. Where tokens are
+    drafted, one draws as many as a step may.
     """
     budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
@@ -56,7 +56,12 @@ def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
         yield prompts
         yield drafted_step(prompts, min(sizes.num_drafts, budget // num_rows - 1))
         yield release_step(num_rows)
-    count = min(budget, longest)
+
+
+def deepest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
+    """Yields a step of the whole token budget at the end of the longest context."""
+    longest = sizes.max_model_len
+    count = min(sizes.max_num_batched_tokens, longest)
     yield make_step([Chunk(longest - count, count)], pool, SamplingKind.RANDOM)
     yield release_step(1)
 
@@ -75,7 +80,7 @@ def measure_steps(
         make_runner: Makes the runner and its cache; gives it with the cache's bytes.
         plans: The steps.
         on_step: Called after each step, as `runner.run_steps` does.
-        look: Called with the runner before it is dropped; may run steps that are no larger.
+        look: Called with the runner before it is dropped; what it runs is measured too.
     """
     memory.release()
     weights = memory.reserved()

@@ -32,6 +32,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
 from headrace_backend.worker.step.kv_caches import clear_blocks
 from headrace_backend.worker.step.row_states import block_caches
 from headrace_backend.worker.step.runner import Runner, run_steps
+from headrace_kernels.attention.plan import MOST_TOKENS_IN_PARTS
 from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import compilation_count, uses_triton
 
@@ -159,6 +160,10 @@ def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
         for sampling in SamplingKind:
             yield from _taken([Chunk(0, 1)] * rows, pool, sampling)
             yield from drafted_steps(sizes, pool, rows, sampling)
+    # Attention deals a row's query tokens out to several programs where a step has few.
+    rows = MOST_TOKENS_IN_PARTS // (1 + sizes.num_drafts) + 1
+    if sizes.num_drafts and 1 < rows < most_rows:
+        yield from drafted_steps(sizes, pool, rows, SamplingKind.GREEDY)
     if pool.num_blocks > 1:
         yield copying_step()
 

@@ -218,6 +218,7 @@ def _fill_attention(
             sizes.num_kv_heads,
             shape.num_entries,
             max_query_len=shape.query_len,
+            part_len=sizes.part_len(shape.query_len, shape.num_tokens),
             programs=sizes.programs,
         )
         columns.splits[:] = decode.splits.reshape(-1)

@@ -27,6 +27,7 @@ from headrace_kernels.attention.plan import (
     gathering_pays,
     max_prefill_tiles,
     prefill_tile_tokens,
+    query_part,
 )
 from headrace_kernels.attention.quantized_kv import is_quantized
 
@@ -59,6 +60,12 @@ class AttentionSizes:
     programs: int = TARGET_PROGRAMS
     # Most tokens that a row computes which decodes: its last one, and drafts behind it.
     tokens_per_row: int = 1
+    # Whether any layer's cache is.
+    is_quantized: bool = False
+
+    def part_len(self, query_len: int, num_tokens: int) -> int:
+        """Query tokens that a program of the decode kernel takes, in a step of so many tokens."""
+        return query_part(query_len, self.num_heads // self.num_kv_heads, num_tokens, self.is_quantized)
 
     @property
     def drafted_query_len(self) -> int:
@@ -104,7 +111,7 @@ class AttentionSizes:
         tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
         # Those of steps without drafts, where more may be needed than there are with them.
         programs = decode_programs(is_quantized(kv_cache), num_heads // num_kv_heads)
-        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row, is_quantized(kv_cache))
 
     @classmethod
     def of_layers(
@@ -118,6 +125,7 @@ class AttentionSizes:
             max(sizes.tile_tokens for sizes in found),
             max(sizes.programs for sizes in found),
             tokens_per_row,
+            any(sizes.is_quantized for sizes in found),
         )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from headrace_model_folder.description import ClampedGating, Experts, Layer, ModelDescription, Sinks, StackedExperts
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT, Switches, decoder, read_sizes
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.families.mixtures.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.fields import Fields
@@ -78,4 +78,5 @@ GPT_OSS = Family(
         },
     },
     describe,
+    gguf=GgufNaming("gpt-oss", has_experts=True, post_attention="post_attention_norm"),
 )

@@ -6,7 +6,7 @@ import dataclasses
 
 from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
@@ -32,4 +32,5 @@ MIXTRAL = Family(
         "rope_theta": 1e6,
     },
     describe,
+    gguf=GgufNaming("llama", alternates=True, has_experts=True),
 )

@@ -447,7 +447,7 @@ class AttachRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., output_index: _Optional[int] = ..., from_token: _Optional[int] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., guards: bool = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs", "request")
+    __slots__ = ("handle", "service_state", "prompt_tokens", "started", "cached_tokens", "outputs", "done", "prompt_logprobs", "request", "second_guardian")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_STATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +457,7 @@ class Attached(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_GUARDIAN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     service_state: bytes
     prompt_tokens: int
@@ -466,7 +467,8 @@ class Attached(_message.Message):
     done: RequestDone
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
     request: AddRequest
-    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ..., request: _Optional[_Union[AddRequest, _Mapping]] = ...) -> None: ...
+    second_guardian: bool
+    def __init__(self, handle: _Optional[int] = ..., service_state: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., started: bool = ..., cached_tokens: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[OutputLog, _Mapping]]] = ..., done: _Optional[_Union[RequestDone, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ..., request: _Optional[_Union[AddRequest, _Mapping]] = ..., second_guardian: bool = ...) -> None: ...
 
 class Unguarded(_message.Message):
     __slots__ = ("requests",)

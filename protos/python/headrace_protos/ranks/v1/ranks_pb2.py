@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headrace_protos/ranks/v1/ranks.proto\x12\x11headrace_ranks.v1\"\xfd\x02\n\x08\x46romHost\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headrace_ranks.v1.HelloH\x00\x12+\n\x06joined\x18\x02 \x01(\x0b\x32\x19.headrace_ranks.v1.JoinedH\x00\x12-\n\x07refused\x18\x03 \x01(\x0b\x32\x1a.headrace_ranks.v1.RefusedH\x00\x12-\n\x07started\x18\x04 \x01(\x0b\x32\x1a.headrace_ranks.v1.StartedH\x00\x12-\n\x07records\x18\x05 \x01(\x0b\x32\x1a.headrace_ranks.v1.RecordsH\x00\x12)\n\x05marks\x18\x06 \x01(\x0b\x32\x18.headrace_ranks.v1.MarksH\x00\x12+\n\x06\x65xited\x18\x07 \x01(\x0b\x32\x19.headrace_ranks.v1.ExitedH\x00\x12)\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x18.headrace_ranks.v1.EndedH\x00\x42\t\n\x07message\"\x9a\x02\n\x06ToHost\x12\'\n\x04task\x18\x01 \x01(\x0b\x32\x17.headrace_ranks.v1.TaskH\x00\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x18.headrace_ranks.v1.StartH\x00\x12+\n\x06record\x18\x03 \x01(\x0b\x32\x19.headrace_ranks.v1.RecordH\x00\x12\x34\n\x0b\x64ump_stacks\x18\x04 \x01(\x0b\x32\x1d.headrace_ranks.v1.DumpStacksH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.headrace_ranks.v1.EndH\x00\x12\'\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x17.headrace_ranks.v1.BeatH\x00\x42\t\n\x07message\"m\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0erequest_layout\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\x05 \x01(\t\"V\n\x04Task\x12\x15\n\rengine_config\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nfirst_rank\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\"\x08\n\x06Joined\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"2\n\x05Start\x12\x15\n\rstore_address\x18\x01 \x01(\t\x12\x12\n\nstore_port\x18\x02 \x01(\r\"\x17\n\x07Started\x12\x0c\n\x04pids\x18\x01 \x03(\r\"\'\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\x05\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"C\n\x07Records\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.headrace_ranks.v1.Record\"4\n\x05Marks\x12+\n\x05ranks\x18\x01 \x03(\x0b\x32\x1c.headrace_ranks.v1.RankMarks\"1\n\tRankMarks\x12\x10\n\x08\x63ounters\x18\x01 \x03(\x03\x12\x12\n\nis_stopped\x18\x02 \x01(\x08\"8\n\x06\x45xited\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\"\x0c\n\nDumpStacks\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x18\n\x05\x45nded\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t2R\n\x0cRanksService\x12\x42\n\x04Join\x12\x1b.headrace_ranks.v1.FromHost\x1a\x19.headrace_ranks.v1.ToHost(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headrace_protos/ranks/v1/ranks.proto\x12\x11headrace_ranks.v1\"\xad\x03\n\x08\x46romHost\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headrace_ranks.v1.HelloH\x00\x12+\n\x06joined\x18\x02 \x01(\x0b\x32\x19.headrace_ranks.v1.JoinedH\x00\x12-\n\x07refused\x18\x03 \x01(\x0b\x32\x1a.headrace_ranks.v1.RefusedH\x00\x12-\n\x07started\x18\x04 \x01(\x0b\x32\x1a.headrace_ranks.v1.StartedH\x00\x12-\n\x07records\x18\x05 \x01(\x0b\x32\x1a.headrace_ranks.v1.RecordsH\x00\x12)\n\x05marks\x18\x06 \x01(\x0b\x32\x18.headrace_ranks.v1.MarksH\x00\x12+\n\x06\x65xited\x18\x07 \x01(\x0b\x32\x19.headrace_ranks.v1.ExitedH\x00\x12)\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x18.headrace_ranks.v1.EndedH\x00\x12.\n\x05store\x18\t \x01(\x0b\x32\x1d.headrace_ranks.v1.StoreBytesH\x00\x42\t\n\x07message\"\xca\x02\n\x06ToHost\x12\'\n\x04task\x18\x01 \x01(\x0b\x32\x17.headrace_ranks.v1.TaskH\x00\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x18.headrace_ranks.v1.StartH\x00\x12+\n\x06record\x18\x03 \x01(\x0b\x32\x19.headrace_ranks.v1.RecordH\x00\x12\x34\n\x0b\x64ump_stacks\x18\x04 \x01(\x0b\x32\x1d.headrace_ranks.v1.DumpStacksH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.headrace_ranks.v1.EndH\x00\x12\'\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x17.headrace_ranks.v1.BeatH\x00\x12.\n\x05store\x18\x07 \x01(\x0b\x32\x1d.headrace_ranks.v1.StoreBytesH\x00\x42\t\n\x07message\"m\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0erequest_layout\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\x05 \x01(\t\"n\n\x04Task\x12\x15\n\rengine_config\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nfirst_rank\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12\x16\n\x0e\x64raft_revision\x18\x05 \x01(\t\"\x08\n\x06Joined\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1f\n\x05Start\x12\x16\n\x0e\x65ngine_address\x18\x01 \x01(\t\".\n\nStoreBytes\x12\x12\n\nconnection\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x17\n\x07Started\x12\x0c\n\x04pids\x18\x01 \x03(\r\"\'\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\x05\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"C\n\x07Records\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.headrace_ranks.v1.Record\"4\n\x05Marks\x12+\n\x05ranks\x18\x01 \x03(\x0b\x32\x1c.headrace_ranks.v1.RankMarks\"1\n\tRankMarks\x12\x10\n\x08\x63ounters\x18\x01 \x03(\x03\x12\x12\n\nis_stopped\x18\x02 \x01(\x08\"8\n\x06\x45xited\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\texit_code\x18\x02 \x01(\x05\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\"\x0c\n\nDumpStacks\"\x15\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x18\n\x05\x45nded\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t2R\n\x0cRanksService\x12\x42\n\x04Join\x12\x1b.headrace_ranks.v1.FromHost\x1a\x19.headrace_ranks.v1.ToHost(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace_protos.ranks.v1.ra
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FROMHOST']._serialized_start=60
-  _globals['_FROMHOST']._serialized_end=441
-  _globals['_TOHOST']._serialized_start=444
-  _globals['_TOHOST']._serialized_end=726
-  _globals['_HELLO']._serialized_start=728
-  _globals['_HELLO']._serialized_end=837
-  _globals['_TASK']._serialized_start=839
-  _globals['_TASK']._serialized_end=925
-  _globals['_JOINED']._serialized_start=927
-  _globals['_JOINED']._serialized_end=935
-  _globals['_REFUSED']._serialized_start=937
-  _globals['_REFUSED']._serialized_end=962
-  _globals['_START']._serialized_start=964
-  _globals['_START']._serialized_end=1014
-  _globals['_STARTED']._serialized_start=1016
-  _globals['_STARTED']._serialized_end=1039
-  _globals['_RECORD']._serialized_start=1041
-  _globals['_RECORD']._serialized_end=1080
-  _globals['_RECORDS']._serialized_start=1082
-  _globals['_RECORDS']._serialized_end=1149
-  _globals['_MARKS']._serialized_start=1151
-  _globals['_MARKS']._serialized_end=1203
-  _globals['_RANKMARKS']._serialized_start=1205
-  _globals['_RANKMARKS']._serialized_end=1254
-  _globals['_EXITED']._serialized_start=1256
-  _globals['_EXITED']._serialized_end=1312
-  _globals['_DUMPSTACKS']._serialized_start=1314
-  _globals['_DUMPSTACKS']._serialized_end=1326
-  _globals['_END']._serialized_start=1328
-  _globals['_END']._serialized_end=1349
-  _globals['_ENDED']._serialized_start=1351
-  _globals['_ENDED']._serialized_end=1375
-  _globals['_BEAT']._serialized_start=1377
-  _globals['_BEAT']._serialized_end=1383
-  _globals['_RANKSSERVICE']._serialized_start=1385
-  _globals['_RANKSSERVICE']._serialized_end=1467
+  _globals['_FROMHOST']._serialized_end=489
+  _globals['_TOHOST']._serialized_start=492
+  _globals['_TOHOST']._serialized_end=822
+  _globals['_HELLO']._serialized_start=824
+  _globals['_HELLO']._serialized_end=933
+  _globals['_TASK']._serialized_start=935
+  _globals['_TASK']._serialized_end=1045
+  _globals['_JOINED']._serialized_start=1047
+  _globals['_JOINED']._serialized_end=1055
+  _globals['_REFUSED']._serialized_start=1057
+  _globals['_REFUSED']._serialized_end=1082
+  _globals['_START']._serialized_start=1084
+  _globals['_START']._serialized_end=1115
+  _globals['_STOREBYTES']._serialized_start=1117
+  _globals['_STOREBYTES']._serialized_end=1163
+  _globals['_STARTED']._serialized_start=1165
+  _globals['_STARTED']._serialized_end=1188
+  _globals['_RECORD']._serialized_start=1190
+  _globals['_RECORD']._serialized_end=1229
+  _globals['_RECORDS']._serialized_start=1231
+  _globals['_RECORDS']._serialized_end=1298
+  _globals['_MARKS']._serialized_start=1300
+  _globals['_MARKS']._serialized_end=1352
+  _globals['_RANKMARKS']._serialized_start=1354
+  _globals['_RANKMARKS']._serialized_end=1403
+  _globals['_EXITED']._serialized_start=1405
+  _globals['_EXITED']._serialized_end=1461
+  _globals['_DUMPSTACKS']._serialized_start=1463
+  _globals['_DUMPSTACKS']._serialized_end=1475
+  _globals['_END']._serialized_start=1477
+  _globals['_END']._serialized_end=1498
+  _globals['_ENDED']._serialized_start=1500
+  _globals['_ENDED']._serialized_end=1524
+  _globals['_BEAT']._serialized_start=1526
+  _globals['_BEAT']._serialized_end=1532
+  _globals['_RANKSSERVICE']._serialized_start=1534
+  _globals['_RANKSSERVICE']._serialized_end=1616
 # @@protoc_insertion_point(module_scope)

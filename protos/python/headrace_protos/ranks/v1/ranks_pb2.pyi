@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromHost(_message.Message):
-    __slots__ = ("hello", "joined", "refused", "started", "records", "marks", "exited", "ended")
+    __slots__ = ("hello", "joined", "refused", "started", "records", "marks", "exited", "ended", "store")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class FromHost(_message.Message):
     MARKS_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     joined: Joined
     refused: Refused
@@ -24,23 +25,26 @@ class FromHost(_message.Message):
     marks: Marks
     exited: Exited
     ended: Ended
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., marks: _Optional[_Union[Marks, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    store: StoreBytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., marks: _Optional[_Union[Marks, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., store: _Optional[_Union[StoreBytes, _Mapping]] = ...) -> None: ...
 
 class ToHost(_message.Message):
-    __slots__ = ("task", "start", "record", "dump_stacks", "end", "beat")
+    __slots__ = ("task", "start", "record", "dump_stacks", "end", "beat", "store")
     TASK_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     task: Task
     start: Start
     record: Record
     dump_stacks: DumpStacks
     end: End
     beat: Beat
-    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    store: StoreBytes
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., store: _Optional[_Union[StoreBytes, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "version", "request_layout", "host", "device_kind")
@@ -57,16 +61,18 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., request_layout: _Optional[str] = ..., host: _Optional[str] = ..., device_kind: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("engine_config", "revision", "first_rank", "num_ranks")
+    __slots__ = ("engine_config", "revision", "first_rank", "num_ranks", "draft_revision")
     ENGINE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REVISION_FIELD_NUMBER: _ClassVar[int]
     engine_config: str
     revision: str
     first_rank: int
     num_ranks: int
-    def __init__(self, engine_config: _Optional[str] = ..., revision: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+    draft_revision: str
+    def __init__(self, engine_config: _Optional[str] = ..., revision: _Optional[str] = ..., first_rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., draft_revision: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()
@@ -79,12 +85,18 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("store_address", "store_port")
-    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
-    store_address: str
-    store_port: int
-    def __init__(self, store_address: _Optional[str] = ..., store_port: _Optional[int] = ...) -> None: ...
+    __slots__ = ("engine_address",)
+    ENGINE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    engine_address: str
+    def __init__(self, engine_address: _Optional[str] = ...) -> None: ...
+
+class StoreBytes(_message.Message):
+    __slots__ = ("connection", "data")
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    connection: int
+    data: bytes
+    def __init__(self, connection: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("pids",)

@@ -28,14 +28,14 @@ def tensors_in(folder: pathlib.Path) -> Tensors:
     return found
 
 
-def restored(folder: pathlib.Path, form: NumberFormat) -> Tensors:
-    """The weights as a reader restores them, by the names of the original."""
+def dequantized(folder: pathlib.Path, form: NumberFormat) -> Tensors:
+    """The weights as a reader dequantizes them, by the names of the original."""
     tensors = tensors_in(folder)
     found = {name: tensor for name, tensor in tensors.items() if ".weight_" not in name}
     for name in tensors:
         if name.endswith(".weight_scale"):
             projection = name.removesuffix(".weight_scale")
-            found[f"{projection}.weight"] = matrix_of(projection, tensors, form).restored()
+            found[f"{projection}.weight"] = matrix_of(projection, tensors, form).dequantized()
     return found
 
 

@@ -1,0 +1,176 @@
+"""Each drafter with each option, against the same server without drafts: answers are equal.
+
+What may be asked is `test_speculation.SPECS`; servers are whole ones: alone with few blocks, on two
+ranks, and with quantized weights and cache. Rows find prefixes, are pressed out, lose their worker,
+are left by their readers, and are read on from the middle. Every day a lookup meets the same in
+test_speculation.py, and each drafter each option without a server in tests/worker/speculation.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, all_at_once, assert_same, logprobs, seen
+from tests.support.eagle_heads import write_random_head
+from tests.support.mtp_models import make_agreeing, write_mtp_model
+from tests.support.processes import wait_until
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, idle_load, read
+from tests.support.running_server import DEMO, RunningServer, running_server
+
+from headrace.v1 import inference_pb2
+
+pytestmark = pytest.mark.slow
+
+DRAFTERS = ("ngram", "suffix", "draft", "eagle", "mtp")
+BITS = ("--quantize", "int8", "--kv-dtype", "int8")
+PLACES = {"alone": CRAMPED, "tp2": (*CRAMPED, "--tp", "2"), "quantized": (*CRAMPED, *BITS)}
+# With a cache of 8 bits other batches round other numbers, and a form makes few tokens likely.
+QUANTIZED = ("greedy", "temperature", "top_k", "penalties", "bad_words", "logprobs", "schema", "several")
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return write_random_head(tmp_path_factory.mktemp("heads") / "head", DEMO)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A mixture of experts with the demo's tokenizer, whose layer behind the last one is right."""
+    eos = json.loads((DEMO / "config.json").read_text())["eos_token_id"]
+    sizes = {"vocab_size": 4096, "hidden_size": 64, "max_position_embeddings": 2048}
+    path = write_mtp_model(tmp_path_factory.mktemp("models") / "glm", eos_token_id=eos, **sizes)
+    make_agreeing(path)
+    for file in DEMO.glob("tokenizer*"):
+        shutil.copy(file, path)
+    return path
+
+
+Golden = dict[str, Transcript]
+
+
+@pytest.fixture(scope="module")
+def golden(shared_server: RunningServer, glm: pathlib.Path) -> Callable[[str, bool], Golden]:
+    """What a server without drafts answers, by drafter and whether it is quantized; kept."""
+    kept: dict[tuple[bool, bool], Golden] = {}
+
+    def answers(server: RunningServer) -> Golden:
+        return {name: generate(server.address, each) for name, each in SPECS.items()}
+
+    def of(drafter: str, is_quantized: bool) -> Golden:
+        key = drafter == "mtp", is_quantized
+        if key not in kept and key == (False, False):
+            kept[key] = answers(shared_server)
+        elif key not in kept:
+            model = ("--model", str(glm)) if key[0] else ()
+            with running_server(*FP32, *model, *(BITS if is_quantized else ())) as server:
+                kept[key] = answers(server)
+        return kept[key]
+
+    return of
+
+
+class Drafting(NamedTuple):
+    """A server that drafts, and what one of the same model that does not draft answers."""
+
+    server: RunningServer
+    golden: Golden
+    drafter: str
+    place: str
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(drafter, place) for place in PLACES for drafter in DRAFTERS],
+    ids=[f"{drafter}-{place}" for place in PLACES for drafter in DRAFTERS],
+)
+def drafting(
+    request: pytest.FixtureRequest, head: pathlib.Path, glm: pathlib.Path, golden: Callable[[str, bool], Golden]
+) -> Iterator[Drafting]:
+    drafter, place = request.param
+    others = {
+        "draft": ("--draft-model", str(DEMO / "draft")),
+        "eagle": ("--draft-model", str(head)),
+        "mtp": ("--model", str(glm)),
+    }
+    expected = golden(drafter, place == "quantized")
+    num_drafts = "2" if drafter in ("eagle", "mtp") else "4"
+    flags = ("--speculate", drafter, "--speculate-tokens", num_drafts, *others.get(drafter, ()), *PLACES[place])
+    with running_server(*FP32, *flags) as server:
+        yield Drafting(server, expected, drafter, place)
+        wait_until(lambda: idle_load(server.address), 60, "no request and no block left")
+
+
+def names_of(drafting: Drafting) -> list[str]:
+    return list(QUANTIZED if drafting.place == "quantized" else SPECS)
+
+
+def check(drafting: Drafting, name: str, found: Transcript) -> None:
+    if drafting.place != "quantized":
+        return assert_same(found, drafting.golden[name], name)
+    assert seen(found) == seen(drafting.golden[name]), name
+    # A key that another batch rounds to the next of 256 steps moves logits by so much.
+    np.testing.assert_allclose(logprobs(found), logprobs(drafting.golden[name]), atol=0.05, err_msg=name)
+
+
+def test_each_option_answers_as_without_drafts(drafting: Drafting) -> None:
+    """Twice: the second time prompts are found in the prefix cache."""
+    num_drafts = 0
+    for _ in range(2 if drafting.place == "alone" else 1):
+        for name in names_of(drafting):
+            found = generate(drafting.server.address, SPECS[name])
+            check(drafting, name, found)
+            num_drafts += found.done.ledger.draft_tokens if found.done else 0
+    assert num_drafts > 0
+
+
+def test_rows_together_answer_as_without_drafts_and_press_each_other_out(drafting: Drafting) -> None:
+    names = [name for name in names_of(drafting) if name not in ("prompt_logprobs", "several", "best_of", "beams")]
+    for _ in range(10):
+        answers = all_at_once(drafting.server, [SPECS[name] for name in names])
+        for name, answer in zip(names, answers, strict=True):
+            check(drafting, name, answer)
+        # Those of two ranks and of few bits are those of one rank, whose rows were pressed out.
+        if drafting.place != "alone" or any(answer.done and answer.done.ledger.preemptions for answer in answers):
+            return
+    raise AssertionError("nobody was preempted")
+
+
+def test_a_reader_that_leaves_and_comes_back_finds_what_follows(drafting: Drafting) -> None:
+    """Who leaves for good keeps no block and changes nobody's answer."""
+    address, name = drafting.server.address, "temperature"
+    with connected(address) as calls:
+        left = calls.Generate(inference_pb2.GenerateRequest(spec=SPECS["several"]))
+        next(iter(left))
+        left.cancel()
+        submit = inference_pb2.SubmitRequest(spec=SPECS[name])
+        wanted = inference_pb2.SubscribeRequest(request_id=calls.Submit(submit, timeout=CALL_TIMEOUT_S).request_id)
+        stream = calls.Subscribe(wanted, timeout=CALL_TIMEOUT_S)
+        begun = Transcript()
+        for response in stream:
+            begun.take(response.event)
+            if begun.tokens.get(0):
+                break
+        stream.cancel()
+        wanted.from_token = len(begun.tokens[0])
+        rest = read(calls.Subscribe(wanted, timeout=CALL_TIMEOUT_S))
+    assert begun.tokens[0] + rest.tokens.get(0, []) == drafting.golden[name].tokens[0]
+
+
+def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(drafting: Drafting) -> None:
+    server, names = drafting.server, ("biased", "temperature", "penalties", "bad_words", "schema")
+    names = tuple(name for name in names if name in names_of(drafting))
+    worker = server.worker()
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        answers = [pool.submit(generate, server.address, SPECS[name]) for name in names]
+        wait_until(lambda: not idle_load(server.address), 60, "requests are under way")
+        worker.kill()
+        for name, answer in zip(names, answers, strict=True):
+            check(drafting, name, answer.result())
+    assert server.worker().pid != worker.pid

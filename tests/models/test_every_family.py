@@ -1,0 +1,101 @@
+"""Every family by the same measure: shared by two ranks, and rounded to any bits as it is read.
+
+Against transformers in fp32 they are held in `test_against_transformers`, GGUF files in
+`test_gguf_families`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+import transformers
+from tests.models.checkpoints import CONFIGS, VOCAB_SIZE, ignore_progress, randomize_vectors
+from tests.models.paged_driver import PagedDriver, Row
+from tests.models.test_nf4_loading import numbers as nf4_numbers
+from tests.support.model_builds import load_model
+from tests.support.rank_threads import on_ranks
+
+from headrace_backend.config import EngineConfig
+from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.quantization.summaries import QuantizationSummary
+from headrace_backend.quantize_rules import unsuitable_quantization
+from headrace_backend.tp_rules import unsuitable_tp
+from headrace_backend.weights.placement import ALONE, Shard
+from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.weight_formats.quantized_weight import dequantize
+from headrace_model_folder import ModelFolder
+
+CPU = torch.device("cpu")
+PROMPT = [17 * index % VOCAB_SIZE for index in range(40)]
+# fp32 with sums in another order; logits are of order 10, and states add up what was rounded.
+TOLERANCE = {"atol": 1e-3, "rtol": 1e-3}
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3-blocks", "smollm3", "olmo2", "olmo3", "glm4", "gemma3", "gemma4",
+    "qwen3.5-wide", "qwen3-moe-wide", "mixtral-wide", "glm4-moe-wide", "gemma4-moe-wide", "gpt-oss-wide",
+    "qwen3.5-moe-wide",
+)  # fmt: skip
+# Whose layers differ most from each other; the others in the slow part.
+EVERYDAY = ("olmo2", "gemma3", "qwen3.5-moe-wide", "gpt-oss-wide")
+BITS = {name: Scheme.named(name, 32) for name in ("int8", "fp8", "int4", "nf4")}
+families = pytest.mark.parametrize(
+    "path", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in FAMILIES], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A random model of the family, of inner sizes that blocks of 64 divide."""
+    made: pathlib.Path = tmp_path_factory.mktemp(request.param)
+    config = CONFIGS[request.param]()
+    if getattr(config, "intermediate_size", 128) % 64:
+        config.intermediate_size = 128
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    randomize_vectors(model)
+    model.save_pretrained(made)
+    return made
+
+
+def loaded(path: pathlib.Path, scheme: Scheme | None = None, shard: Shard = ALONE) -> CausalLM:
+    folder = ModelFolder.open(path)
+    return load_model(
+        folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress, scheme=scheme, shard=shard
+    )
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    return torch.cat(PagedDriver(model).step([Row(PROMPT)], [len(PROMPT)]))
+
+
+@families
+def test_two_ranks_compute_what_one_does(path: pathlib.Path) -> None:
+    config = EngineConfig(model=path, device="cpu", tp=2)
+    assert unsuitable_tp(config, ModelFolder.open(path).config) is None
+    for found in on_ranks(2, lambda shard: logits(loaded(path, shard=shard))):
+        torch.testing.assert_close(found, logits(loaded(path)), **TOLERANCE)
+
+
+@families
+@pytest.mark.parametrize("bits", BITS)
+def test_rounded_weights_compute_what_their_numbers_do(path: pathlib.Path, bits: str) -> None:
+    config = EngineConfig(model=path, device="cpu", quantize=bits, quantize_group=32 if bits == "int4" else 128)
+    refusal = unsuitable_quantization(config, ModelFolder.open(path).config)
+    if bits == "nf4" and "gpt-oss" in path.name:
+        assert refusal is not None and "experts with biases can't be multiplied" in refusal
+        return
+    assert refusal is None
+    model, plain = loaded(path, BITS[bits]), loaded(path)
+    before = logits(plain)
+    numbers = nf4_numbers(model) | {
+        name: dequantize(weight.quantized, torch.empty(weight.num_outputs, weight.num_inputs))
+        for name, weight in model.low_bit_weights.items()
+    }
+    assert numbers and isinstance(model.quantization, QuantizationSummary)
+    for name, rounded in numbers.items():
+        # A plain product may have more outputs, of projections that keep the model's type.
+        plain.get_submodule(name).get_parameter("tensor")[: len(rounded)].copy_(rounded)
+    found = logits(model)
+    torch.testing.assert_close(found, logits(plain), **TOLERANCE)
+    assert float((found - before).norm()) > 1e-3 * float(before.norm())
