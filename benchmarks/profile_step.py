@@ -5,7 +5,7 @@ with graphs, and steps of one kind after the other, as the step loop launches th
 of the device is added up per kernel. The profiler itself stretches gaps a little; the step's time
 without it is measured beside.
 
-    python -m benchmarks.profile_step --shape llama-3.1-8b --steps 1x640,256x640,32x8000,chunk8192
+    python -m benchmarks.profile_step --shape llama-3.1-8b --steps 1x640,256x640,32x8000,16xchunk512
 
 With `--drafts K` the worker may draft K tokens, and 1x640d8 is a row with 8 drafts behind its last
 token. Verified drafts are those of a lookup, so rows go on by a token or more from step to step.
@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.figures import provenance, write_json
@@ -53,6 +54,8 @@ _MAX_MODEL_LEN = 16_384
 _WARM_STEPS = 4
 _STEPS = 10
 _NAME_LENGTH = 78
+# Tokens that prompts are drawn from, which every model has.
+_TOKEN_IDS = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,19 +84,30 @@ class StepProfile:
 
 
 def plan_of(kind: str, pool: BlockPool) -> StepPlan:
-    """A step by its name: ROWSxCONTEXT decodes, or chunkTOKENS[@START] of one prompt.
+    """A step by its name: ROWSxCONTEXT decodes, or [PROMPTSx]chunkTOKENS[@START] of prompts.
 
-    A name of both has a + between them.
+    A name of both has a + between them. Prompts have tokens of all kinds: a card that multiplies
+    the same row again and again needs less power, and is faster than it is with any real prompt.
     """
     chunks: list[Chunk] = []
     for part in kind.split("+"):
-        if part.startswith("chunk"):
-            count, _, start = part.removeprefix("chunk").partition("@")
-            chunks.append(Chunk(int(start or 0), int(count)))
+        rows, is_chunk, chunk = part.rpartition("chunk")
+        if is_chunk:
+            count, _, start = chunk.partition("@")
+            chunks += [Chunk(int(start or 0), int(count))] * int(rows.removesuffix("x") or 1)
         else:
             rows, context = part.split("x")
             chunks += [Chunk(int(context) - 1, 1)] * int(rows)
-    return make_step(chunks, pool, SamplingKind.GREEDY)
+    plan = make_step(chunks, pool, SamplingKind.GREEDY)
+    size = plan.forward.token_ids.size
+    plan.forward.token_ids = np.random.default_rng(0).integers(0, _TOKEN_IDS, size, dtype=np.int32)
+    return plan
+
+
+def decode_sizes(kinds: Sequence[str]) -> str:
+    """Rows of the named steps of decodes alone, as `graph_sizes` takes them; 1 if none is named."""
+    sizes = {int(kind.partition("x")[0]) for kind in kinds if "chunk" not in kind and "+" not in kind}
+    return ",".join(map(str, sorted(sizes))) or "1"
 
 
 def steps_of(kind: str, pool: BlockPool) -> tuple[StepPlan, StepPlan]:
@@ -231,16 +245,17 @@ def main() -> None:
     parser.add_argument("--steps", default="1x640,256x640,32x8000,chunk8192")
     parser.add_argument("--drafts", type=int, default=0, help="most drafts of a row; 0: no speculation")
     parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
-    parser.add_argument("--graphs", default="1,32,256", help="batch sizes to capture, or off")
+    parser.add_argument("--graphs", help="batch sizes to capture, or off; default: those of the steps of decodes")
     parser.add_argument("--top", type=int, default=16, help="kernels to print")
     parser.add_argument("--git", default="")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
+    kinds = arguments.steps.split(",")
     schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head)
     settings = {
         "device": arguments.device,
         "dtype": arguments.dtype,
-        "graph_sizes": arguments.graphs,
+        "graph_sizes": arguments.graphs or decode_sizes(kinds),
         "kv_dtype": arguments.kv_dtype,
     }
     if arguments.drafts:
@@ -248,7 +263,7 @@ def main() -> None:
     model, config = make_model(arguments.shape, settings, schemes)
     runner = captured_runner(model, config, make_caches(model, config, arguments.blocks))
     pool = BlockPool(arguments.blocks, config.block_size)
-    results = [profile(runner, kind, pool) for kind in arguments.steps.split(",")]
+    results = [profile(runner, kind, pool) for kind in kinds]
     for result in results:
         _print(result, arguments.top)
     where = {**provenance(arguments.git), "gpu": torch.cuda.get_device_name(), "quant": arguments.quant}

@@ -70,6 +70,10 @@ class RoundedTokens:
         numbers = torch.empty(shape, dtype=dtype, device=device)
         return cls(numbers, torch.empty(shape[0], 1, dtype=torch.float32, device=device))
 
+    def __len__(self) -> int:
+        """How many tokens there are, as of a tensor of them."""
+        return len(self.numbers)
+
 
 # What a product multiplies: [num_tokens, size] in the model's type, or rounded.
 Activations: TypeAlias = Tensor | RoundedTokens

@@ -55,6 +55,8 @@ from headrace_kernels.linear import (
     small_batch_8bit_sm90,
 )
 from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.gated import dense as gated_dense
+from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4
@@ -317,6 +319,16 @@ def launch_streams(num_rows: int, product: _Product) -> None:
     dense_small_batch_sm90.multiply_streams(x, weight, None, out, tile, product.gated, product.add)
 
 
+def launch_gated(num_outputs: int, activation: swiglu.Activation) -> None:
+    """With the tile of a card of 132 multiprocessors, and a bias where it is GeGLU."""
+    tile = gated_dense.gated_tile(num_outputs, 132)
+    assert tile is not None, "the outputs fill a wave"
+    x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16) for rows in (64, 2 * num_outputs))
+    bias = None if activation == "silu" else torch.empty(2 * num_outputs, dtype=torch.bfloat16)
+    out = torch.empty(64, num_outputs, dtype=torch.bfloat16)
+    gated_dense_sm90.multiply_gated(x, weight, bias, out, tile, activation)
+
+
 def compile_small_linear(arch: int) -> list[Any]:
     """The kernels of few rows' products."""
     with contextlib.ExitStack() as stack:
@@ -331,6 +343,10 @@ def compile_small_linear(arch: int) -> list[Any]:
                 launch_streams(12, product)
             for product in _EARLY_PRODUCTS:
                 launch_product(1, product, early=True)
+            # Three pieces, two, one.
+            launch_gated(14_336, "silu")
+            launch_gated(12_288, "gelu_tanh")
+            launch_gated(8192, "silu")
     return compiled
 
 

@@ -55,6 +55,10 @@ class Value(torch.Tensor):
     def layout(self) -> None:  # type: ignore[override]
         return None
 
+    @property
+    def type(self) -> types.SimpleNamespace:  # type: ignore[override]
+        return types.SimpleNamespace(layout=None)
+
     def to(self, kind: Any, bitcast: bool = False) -> Any:  # type: ignore[override]
         dtype = kind.dtype if isinstance(kind, Kind) else kind
         return self.view(dtype) if bitcast else super().to(dtype)
@@ -234,10 +238,10 @@ class _Program:
     def mma_v2(self, left: Tensor, right: Tensor, total: Tensor) -> Value:
         return value(total + left.float() @ right.float())
 
-    def warpgroup_mma_wait(self, num_under_way: int, deps: list[Tensor]) -> Tensor:
+    def warpgroup_mma_wait(self, num_under_way: int, deps: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
         while len(self.products) > num_under_way + (self.careless == "products" and num_under_way > 0):
             self.products.pop(0)()
-        return deps[0]
+        return deps[0] if len(deps) == 1 else tuple(deps)
 
 
 def _allocate(kind: Kind, shape: list[int], layout: object) -> Shared:
@@ -307,6 +311,7 @@ def language(program_id: Callable[[int], Value], num_warps: int) -> types.Simple
         sum=lambda x, axis: value(x.sum(axis)),
         max=lambda x, axis: value(x.amax(axis)),
         expand_dims=lambda x, dim: x.unsqueeze(dim),
+        split=lambda x: x.unbind(-1),
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
         exp2=torch.exp2,

@@ -15,6 +15,7 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.make_weight import make_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.rounded_tokens import Activations
+from headrace_kernels.swiglu import Activation
 from headrace_model_folder.description import Linear
 
 
@@ -50,6 +51,10 @@ class ColumnLinear(ShardedModule):
         The model's type alone.
         """
         return self.weight.rounds_to(num_tokens)
+
+    def gated(self, x: Activations, activation: Activation) -> Tensor:
+        """activation(gate) * up of the two projections: [num_tokens, half of the outputs]."""
+        return self.weight.gated(x, self.bias, activation)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
         """forward(norm(x)) in one operation, for steps that fuse."""

@@ -11,7 +11,7 @@ from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.rounded_tokens import Activations
-from headrace_kernels.swiglu import rounded_swiglu, swiglu
+from headrace_kernels.swiglu import rounded_swiglu
 from headrace_model_folder.description import Mlp
 
 
@@ -27,12 +27,11 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""
-        gate_up: Tensor = self.gate_up_proj(x)
-        number = self.down_proj.rounds_to(len(gate_up))
+        number = self.down_proj.rounds_to(len(x))
         if number is None:
-            out: Tensor = self.down_proj(swiglu(gate_up, self._activation))
+            out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self._activation))
         else:
-            out = self.down_proj(rounded_swiglu(gate_up, number, self._activation))
+            out = self.down_proj(rounded_swiglu(self.gate_up_proj(x), number, self._activation))
         return out
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:

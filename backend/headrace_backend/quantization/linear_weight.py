@@ -21,7 +21,9 @@ from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import dense_small_batch as small_linear
 from headrace_kernels.linear.dense import linear
+from headrace_kernels.linear.gated.dense import gated_linear
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens
+from headrace_kernels.swiglu import Activation, swiglu
 
 
 class WeightReport(NamedTuple):
@@ -94,6 +96,10 @@ class LinearWeight(nn.Module, abc.ABC):
         """The product of what the operation before gave."""
         return self.multiply(x, bias) if isinstance(x, Tensor) else self.multiply_rounded(x, bias)
 
+    def gated(self, x: Activations, bias: Tensor | None, activation: Activation) -> Tensor:
+        """activation(gate) * up of the halves of `product`: [num_tokens, num_outputs / 2]."""
+        return swiglu(self.product(x, bias), activation)
+
     @abc.abstractmethod
     def destination(self, outputs: range) -> Destination:
         """What fills these outputs from one checkpoint tensor."""
@@ -127,6 +133,11 @@ class PlainWeight(LinearWeight):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.multiply`."""
         return linear(x, self.tensor, bias)
+
+    def gated(self, x: Activations, bias: Tensor | None, activation: Activation) -> Tensor:
+        """Implements `LinearWeight.gated`."""
+        assert isinstance(x, Tensor), "a plain weight rounds nothing"
+        return gated_linear(x, self.tensor, bias, activation)
 
     def after_norm(self, x: Tensor, norm_weight: Tensor, eps: float, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.after_norm`."""

@@ -18,11 +18,13 @@ from tests.support.compiling import compiled
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "small_linear", arch)
     # One row, two and eight: six products each. On sm_90 twelve: five, for the sixth is too short;
-    # and seven of one row that are launched early.
-    newer = {"_vector_kernel": 13, "_stream_kernel": 5}
+    # seven of one row that are launched early, and three of tens of rows with the activation.
+    newer = {"_vector_kernel": 13, "_stream_kernel": 5, "_gated_kernel": 3}
     expected = {"_vector_kernel": 6, "_tile_kernel": 12} | (newer if arch == 90 else {})
     assert Counter(kernel["name"] for kernel in kernels) == expected
-    assert all(kernel["tiles_copied"] for kernel in kernels if kernel["name"] == "_stream_kernel")
+    assert all(kernel["tiles_copied"] for kernel in kernels if kernel["name"] in ("_stream_kernel", "_gated_kernel"))
+    # Both sums of an output are in one thread.
+    assert not any(kernel["exchanges"] for kernel in kernels if kernel["name"] == "_gated_kernel")
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
     # Registers spilled inside a loop cost bandwidth.
     assert not any(kernel["stack_bytes"] for kernel in kernels)
