@@ -272,6 +272,7 @@ def _argument(given: Any) -> Any:
 
 def _language(program: _Program, num_warps: int) -> types.SimpleNamespace:
     kinds = {str(dtype).removeprefix("torch."): kind for dtype, kind in _KINDS.items()}
+    kinds["float8e4nv"] = kinds["float8_e4m3fn"]
 
     def nothing(*args: object, **kwargs: object) -> None:
         return None
