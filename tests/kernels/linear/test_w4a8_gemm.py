@@ -36,6 +36,9 @@ def tokens_of(product: Product) -> RoundedTokens:
 
 def assembly(source: str, operands: list[Any], kind: Any) -> Tensor:
     """What the kernel's pieces of assembly say."""
+    if source.startswith("fma"):
+        product, scales, total = operands
+        return total + product * scales
     (values,) = operands
     if source.startswith("mov"):
         return torch.as_tensor(values)

@@ -128,6 +128,14 @@ def _found_here(number):
 
 
 @gluon.jit
+def _added(total, product, scales):
+    """total + product scales, at this place: the compiler would put sums off, and hold all products until then."""
+    return gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [product, scales, total], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _products(
     w, token_smem, totals, scales, slot,
     MMA: gl.constexpr, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, OVERLAPS: gl.constexpr,
@@ -144,12 +152,12 @@ def _products(
         if OVERLAPS:
             if part > 0:
                 # The part before is multiplied, this one may be under way.
-                added = added + (totals[part - 1] + warpgroup_mma_wait(1, deps=[before]) * scales,)
+                added = added + (_added(totals[part - 1], warpgroup_mma_wait(1, deps=[before]), scales),)
             before = product
         else:
-            added = added + (totals[part] + warpgroup_mma_wait(0, deps=[product]) * scales,)
+            added = added + (_added(totals[part], warpgroup_mma_wait(0, deps=[product]), scales),)
     if OVERLAPS:
-        added = added + (totals[PARTS - 1] + warpgroup_mma_wait(0, deps=[before]) * scales,)
+        added = added + (_added(totals[PARTS - 1], warpgroup_mma_wait(0, deps=[before]), scales),)
     return added
 
 
@@ -164,7 +172,7 @@ def _less_zero_points(
         sums = sum_smem.index(slot).slice(part * COLUMNS, COLUMNS, 0).permute((1, 0))
         nothing = gl.zeros([BLOCK_N, COLUMNS], gl.float32, layout=TF32)
         product = warpgroup_mma(zeros, sums, nothing, use_acc=False, is_async=True)
-        less = less + (totals[part] + gl.convert_layout(warpgroup_mma_wait(0, deps=[product]), MMA),)
+        less = less + (_added(totals[part], gl.convert_layout(warpgroup_mma_wait(0, deps=[product]), MMA), 1.0),)
     return less
 
 
