@@ -217,9 +217,7 @@ def main() -> None:
     parser.add_argument("--git", default="")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    schemes = Schemes.named(
-        arguments.quant, arguments.quant_group, arguments.quant_head, arguments.quant_activations
-    )
+    schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head, arguments.quant_activations)
     settings = {
         "device": arguments.device,
         "dtype": arguments.dtype,

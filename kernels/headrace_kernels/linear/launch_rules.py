@@ -27,7 +27,7 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 # (docs/experiments.md, "Launch rules of products").
 _ROW_TILES: dict[QuantKind, tuple[GemvTile | Int4GemvTile, ...]] = {
     QuantKind.INT4: (Int4GemvTile(16, 2, 1), Int4GemvTile(16, 8, 2), Int4GemvTile(16, 8, 2)),
-    QuantKind.FP8: (GemvTile(2, 4, True), GemvTile(8, 4, False), GemvTile(8, 2, True)),
+    QuantKind.FP8: (GemvTile(2, 4, True), GemvTile(8, 4, False), GemvTile(8, 2, False)),
     QuantKind.INT8: (GemvTile(4, 4, True), GemvTile(8, 4, True), GemvTile(4, 2, True)),
 }
 

@@ -212,7 +212,9 @@ def _check(
     if arrangement.has_zeros and kind is QuantKind.FP8:
         raise ValueError("fp8 has no zero points")
     if arrangement.inputs is not None and arrangement.inputs.number is not INPUT_NUMBERS[kind]:
-        raise ValueError(f"inputs in {arrangement.inputs.number}: {kind.value} has inputs in {INPUT_NUMBERS[kind]} or none")
+        raise ValueError(
+            f"inputs in {arrangement.inputs.number}: {kind.value} has inputs in {INPUT_NUMBERS[kind]} or none"
+        )
     if arrangement.inputs is not None and arrangement.keeps_activations:
         raise ValueError("activations are rounded or kept, not both")
     if arrangement.scale_outputs:

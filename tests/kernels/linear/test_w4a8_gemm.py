@@ -1,4 +1,4 @@
-"""Products of INT4 weights and tokens rounded to e4m3: the kernel emulated without a GPU, and run on one."""
+"""Products of INT4 weights and tokens rounded to e4m3, by the kernel emulated without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import kernels_on, poisoned_memory
 from torch import Tensor
 
-from headrace_kernels import card
 from headrace_kernels.linear.w4a8 import gemm_sm90
 from headrace_kernels.linear.w4a8.gemm_sm90 import W4A8Tile, multiply_w4a8
 from headrace_kernels.linear.w4a8.token_sums import token_sums_reference
@@ -19,8 +18,8 @@ from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens_referenc
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, plane_inputs
 
 # Rows, outputs, inputs, group, tile: rows and outputs that fill no tile, planes of 128 and of 64,
-# groups of two planes and of all inputs, tokens in parts, whole tiles, splits, and equal shares that
-# begin and end within a tile (the card of a CPU has two multiprocessors).
+# groups of two planes and of all inputs, tokens in parts, whole tiles, splits, and equal shares
+# that begin and end within a tile (the card of a CPU has two multiprocessors).
 CASES = (
     (40, 144, 1024, 128, W4A8Tile(64, 64, 64, 4, False, 1)),
     (70, 80, 512, 64, W4A8Tile(64, 64, 32, 4, True, 2)),

@@ -1,4 +1,7 @@
-"""INT4 weights and tokens in FP8: sums of tokens, weights rounded to e4m3, and which rows take what."""
+"""INT4 weights and tokens in FP8.
+
+Sums of tokens, weights rounded to e4m3, and which rows take what.
+"""
 
 from __future__ import annotations
 

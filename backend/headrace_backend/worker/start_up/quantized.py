@@ -41,9 +41,7 @@ def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.dev
         raise StartRefused(reason)
     if (reason := unsuitable_head(config, folder)) is not None:
         raise StartRefused(reason)
-    schemes = Schemes.named(
-        config.quantize, config.quantize_group, config.quantize_head, config.quantize_activations
-    )
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head, config.quantize_activations)
     if config.quantize_activations == "fp8" and (reason := _without_w4a8(config, folder, device)) is not None:
         raise StartRefused(reason)
     kinds = {scheme.kind for scheme in schemes if scheme is not None}

@@ -63,5 +63,7 @@ def token_sums(numbers: Tensor, plane: int) -> Tensor:
     num_steps = num_tokens * num_inputs // (4 * plane)
     sums = torch.empty(num_tokens, num_steps // num_tokens * SUMS_OF_STEP, dtype=torch.float32, device=numbers.device)
     steps = max(1, _PROGRAM_NUMBERS // (4 * plane))
-    _token_sums_kernel[(triton.cdiv(num_steps, steps),)](numbers, sums, num_steps, PLANE=plane, STEPS=steps, num_warps=4)
+    _token_sums_kernel[(triton.cdiv(num_steps, steps),)](
+        numbers, sums, num_steps, PLANE=plane, STEPS=steps, num_warps=4
+    )
     return sums
