@@ -369,8 +369,8 @@ class EngineConfig(_Frozen):
             )
         if self.quantize_activations != "auto" and self.quantize != "int4":
             raise ValueError(
-                f"quantize_activations is {self.quantize_activations}, and quantize is {self.quantize}: it is for int4, "
-                "and fp8 rounds activations of its own accord where the GPU can; auto works"
+                f"quantize_activations is {self.quantize_activations}, and quantize is {self.quantize}: it is for "
+                "int4, and fp8 rounds activations of its own accord where the GPU can; auto works"
             )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(

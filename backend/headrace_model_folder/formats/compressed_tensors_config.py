@@ -239,8 +239,8 @@ def _check_input_number(inputs: Fields, number: str) -> None:
         return
     raise inputs.error(
         "num_bits",
-        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded to 8 bits, of type 'int' beside "
-        "int8 and 'float' beside fp8 and int4",
+        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded to 8 bits, of type 'int' "
+        "beside int8 and 'float' beside fp8 and int4",
     )
 
 

@@ -59,7 +59,8 @@ def test_weights_in_e4m3_are_the_references(outputs: int, inputs: int, group: in
         # Multiples of few steps often lie half-way, and fp32 decides where to they go.
         differs = found.float() != expected.float()
         assert float(differs.float().mean()) < 3e-2
-        torch.testing.assert_close(found.float(), expected.float(), rtol=0.126, atol=2.0**-8)
+        # Below 2^-6 there is no leading 1, which the interpreter rounds otherwise.
+        torch.testing.assert_close(found.float(), expected.float(), rtol=0.126, atol=2.0**-6)
 
 
 def test_weights_in_e4m3_are_a_sixteenth_off_at_most() -> None:

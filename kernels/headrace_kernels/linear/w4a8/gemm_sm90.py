@@ -1,4 +1,4 @@
-"""The GEMM of INT4 weights and tokens rounded to e4m3, for GPUs whose warp groups multiply FP8 (sm_90).
+"""The GEMM of INT4 weights and tokens rounded to e4m3, for sm_90.
 
 Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying;
 `linear.w4a8.products` says what the product is, and which rows take it. It is written in Gluon,
@@ -122,7 +122,8 @@ def _weights(pairs, HIGH: gl.constexpr):
 def _found_here(number):
     """The number, from which nothing is computed before this place.
 
-    The compiler would find the places of all results before the loop, and hold them in registers that sums need.
+    The compiler would find the places of all results before the loop, and hold them in registers
+    that sums need.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -140,7 +141,7 @@ def _products(
     w, token_smem, totals, scales, slot,
     MMA: gl.constexpr, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, OVERLAPS: gl.constexpr,
 ):  # fmt: skip
-    """Adds a sub-step's products, times the group's scales, to the sums of all parts of the tokens."""
+    """Adds a sub-step's products, times the group's scales, to the sums of the tokens."""
     added = ()
     before = totals[0]
     slot = _found_here(slot)
@@ -183,7 +184,7 @@ def _gemm_w4a8_kernel(
     GROUP_PLANES: gl.constexpr, PLANE: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line, in which each tile has `steps`.
+    """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line; each tile has `steps`.
 
     If tiles are SPLIT, `out` is fp32 [pieces, M, N] of sums.
     """

@@ -1,8 +1,8 @@
 """Sums of rounded tokens over the inputs that share a zero point, for products with INT4 weights.
 
-Owns the kernel and its reference. A weight is s (q - z), and the tensor cores multiply q alone: what
-z takes off is s z times the sum of a group's tokens. `linear.w4a8.gemm_sm90` multiplies those sums
-as well; they are of the tokens' e4m3 numbers, without their scales.
+Owns the kernel and its reference. A weight is s (q - z), and the tensor cores multiply q alone:
+what z takes off is s z times the sum of a group's tokens. `linear.w4a8.gemm_sm90` multiplies those
+sums as well; they are of the tokens' e4m3 numbers, without their scales.
 
 The layout is that of the product's steps: of each 4 P inputs (P is the weight's plane) four sums of
 P inputs, then four zeros.
