@@ -56,11 +56,10 @@ def test_weights_in_e4m3_are_the_references(outputs: int, inputs: int, group: in
             found, steps = round_to_e4m3(weight, rows, torch.empty(len(rows), inputs, dtype=E4M3, device=device))
         expected, expected_steps = round_to_e4m3_reference(weight, rows)
         torch.testing.assert_close(steps, expected_steps, rtol=1e-6, atol=0)
-        # Multiples of few steps often lie half-way, and fp32 decides where to they go.
-        differs = found.float() != expected.float()
-        assert float(differs.float().mean()) < 3e-2
-        # Below 2^-6 there is no leading 1, which the interpreter rounds otherwise.
-        torch.testing.assert_close(found.float(), expected.float(), rtol=0.126, atol=2.0**-6)
+        # The interpreter loses a carry into the exponent, of numbers just below a power of two; a
+        # card does not.
+        differs = float((found.float() != expected.float()).float().mean())
+        assert differs < (3e-2 if device == "cpu" else 1e-3)
 
 
 def test_weights_in_e4m3_are_a_sixteenth_off_at_most() -> None:

@@ -130,7 +130,7 @@ def _found_here(number):
 
 @gluon.jit
 def _added(total, product, scales):
-    """Total + product scales, at this place: the compiler would put sums off, and hold all products until then."""
+    """Returns total + product scales, summed here: the compiler would hold all products."""
     return gl.inline_asm_elementwise(
         "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [product, scales, total], dtype=gl.float32, is_pure=False, pack=1
     )
