@@ -41,18 +41,19 @@ from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.weights.scheme import Schemes
 from headrace_model_folder import ModelFolder
 
-# EngineConfig's quantize, quantize_group and quantize_head. The demo model's MLP has 704 inputs,
-# which groups of 128 do not divide.
+# EngineConfig's quantize, quantize_group, quantize_head and quantize_activations. The demo model's
+# MLP has 704 inputs, which groups of 128 do not divide.
 SCHEMES = {
-    "off": ("off", 128, "off"),
-    "int8": ("int8", 128, "off"),
-    "fp8": ("fp8", 128, "off"),
-    "int4, groups of 32": ("int4", 32, "off"),
-    "int4, groups of 64": ("int4", 64, "off"),
-    "nf4": ("nf4", 128, "off"),
-    "output layer int8": ("off", 128, "int8"),
-    "output layer fp8": ("off", 128, "fp8"),
-    "int4, groups of 64, output layer int8": ("int4", 64, "int8"),
+    "off": ("off", 128, "off", "auto"),
+    "int8": ("int8", 128, "off", "auto"),
+    "fp8": ("fp8", 128, "off", "auto"),
+    "int4, groups of 32": ("int4", 32, "off", "auto"),
+    "int4, groups of 64": ("int4", 64, "off", "auto"),
+    "int4, groups of 64, activations fp8": ("int4", 64, "off", "fp8"),
+    "nf4": ("nf4", 128, "off", "auto"),
+    "output layer int8": ("off", 128, "int8", "auto"),
+    "output layer fp8": ("off", 128, "fp8", "auto"),
+    "int4, groups of 64, output layer int8": ("int4", 64, "int8", "auto"),
 }
 KV_DTYPES = ("auto", "int8", "fp8")
 # What the tables of the document begin with, by what is measured.
@@ -95,13 +96,14 @@ class Case(NamedTuple):
     quantize: str = "off"
     group: int = 128
     head: str = "off"
+    activations: str = "auto"
     kv_dtype: str = "auto"
     written: Written | None = None
 
     @property
     def schemes(self) -> Schemes:
         """What weights are rounded to as they are read."""
-        return Schemes.named(self.quantize, self.group, self.head)
+        return Schemes.named(self.quantize, self.group, self.head, self.activations)
 
     def key(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -217,6 +219,7 @@ def _settings(case: Case, folder: pathlib.Path, threads: int) -> dict[str, Any]:
         "quantize": case.quantize,
         "quantize_group": case.group,
         "quantize_head": case.head,
+        "quantize_activations": case.activations,
         "kv_dtype": case.kv_dtype,
         "worker_threads": threads,
         # Weights of few bits are restored anew in each step: the more rows, the fewer steps.

@@ -239,6 +239,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="bf16")
     parser.add_argument("--quant", choices=["off", "int8", "int4", "fp8", "nf4"], default="off")
     parser.add_argument("--quant-group", type=int, choices=QUANTIZE_GROUPS, default=128, help="of int4")
+    parser.add_argument("--quant-activations", choices=["auto", "fp8"], default="auto", help="of int4")
     parser.add_argument("--quant-head", choices=["off", "int8", "fp8"], default="off", help="of the output layer")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8", "int8"], default="auto", help="numbers of the KV cache")
     parser.add_argument("--device", default="cuda")
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     kinds = arguments.steps.split(",")
-    schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head)
+    schemes = Schemes.named(arguments.quant, arguments.quant_group, arguments.quant_head, arguments.quant_activations)
     settings = {
         "device": arguments.device,
         "dtype": arguments.dtype,

@@ -141,6 +141,15 @@ class EngineConfig(_Frozen):
     quantize_group: Annotated[
         Literal[32, 64, 128], Field(description="inputs that share a scale and a zero point, of int4 alone")
     ] = _QUANTIZE_GROUP
+    quantize_activations: Annotated[
+        Literal["auto", "fp8"],
+        Field(
+            description=(
+                "fp8: int4's products of many tokens round these to 8 bits with a scale for each token (W4A8), which "
+                "needs a GPU with FP8 products and bf16, or a CPU, where it is slow; auto: as quantize says"
+            )
+        ),
+    ] = "auto"
     quantize_head: Annotated[
         Literal["off", "int8", "fp8"],
         Field(
@@ -357,6 +366,11 @@ class EngineConfig(_Frozen):
             raise ValueError(
                 f"draft_quantize is {self.draft_quantize}, and speculate is {self.speculate}: it is for the draft "
                 "model of speculate draft"
+            )
+        if self.quantize_activations != "auto" and self.quantize != "int4":
+            raise ValueError(
+                f"quantize_activations is {self.quantize_activations}, and quantize is {self.quantize}: it is for "
+                "int4, and fp8 rounds activations of its own accord where the GPU can; auto works"
             )
         if self.quantize != "int4" and self.quantize_group != _QUANTIZE_GROUP:
             raise ValueError(

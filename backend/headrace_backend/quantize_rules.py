@@ -37,6 +37,8 @@ def unsuitable_quantization(config: EngineConfig, model: ModelConfig, gguf_file:
             f"load is dummy, and config.json says that the folder is quantized ({model.quantized_by}): dummy weights "
             "of few bits are made by quantize, from a config.json without quantization_config"
         )
+    if config.quantize_activations == "fp8" and model.description.expert_layers:
+        return "quantize_activations is fp8, and experts keep their inputs as they are; auto works"
     if config.quantize == "nf4" and any(experts.down.bias for experts in model.description.expert_layers):
         return "quantize is nf4, in which experts with biases can't be multiplied; quantize int8, fp8 and int4 work"
     if config.quantize not in ("int4", "nf4"):

@@ -211,8 +211,8 @@ def test_a_valid_folder_is_opened(quantization: dict[str, Any], tmp_path: pathli
             PACKED | {"config_groups": {"a": {
                 "targets": ["Linear"], "weights": WEIGHTS, "input_activations": {"num_bits": 8, "type": "int"},
             }}},
-            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded beside weights "
-            "of 8 bits only",
+            "input_activations: num_bits is 8 of type 'int', and weights are int4: inputs are rounded to 8 bits, of "
+            "type 'int' beside int8 and 'float' beside fp8 and int4",
         ),
         (
             PACKED | {"config_groups": {

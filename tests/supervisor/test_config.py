@@ -208,6 +208,10 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
             "--quantize-group: must be 32, 64 or 128, not '100' (nearest: 128)",
         ),
         ({**MODEL, "quantize": "fp8", "quantize_group": "64"}, "quantize_group is for int4, and quantize is fp8: 128"),
+        (
+            {**MODEL, "quantize": "int8", "quantize_activations": "fp8"},
+            "quantize_activations is fp8, and quantize is int8: it is for int4",
+        ),
         ({**MODEL, "ageing_s": "often"}, "--ageing-s: must be a number"),
         ({**MODEL, "services": "2", "listen": "unix:/x"}, "services is 2"),
         ({**MODEL, "listen": "nowhere"}, "listen: 'nowhere' must be HOST:PORT"),

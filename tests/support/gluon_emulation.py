@@ -283,6 +283,7 @@ def argument(given: Any) -> Any:
 
 def language(program_id: Callable[[int], Value], num_warps: int) -> types.SimpleNamespace:
     kinds = {str(dtype).removeprefix("torch."): kind for dtype, kind in _KINDS.items()}
+    kinds["float8e4nv"] = kinds["float8_e4m3fn"]
 
     def nothing(*args: object, **kwargs: object) -> None:
         return None

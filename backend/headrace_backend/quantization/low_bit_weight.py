@@ -9,6 +9,7 @@ another tool quantized are `stored_weight`'s.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable
 
 import torch
@@ -25,6 +26,7 @@ from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
+    INPUT_NUMBERS,
     PLAIN,
     Arrangement,
     QuantizedWeight,
@@ -116,6 +118,8 @@ class RoundedWeight(LowBitWeight):
         """
         group = scheme.group(num_inputs)
         assert isinstance(scheme.kind, QuantKind)
+        if scheme.rounds_inputs:
+            arrangement = dataclasses.replace(arrangement, inputs=InputRounding(INPUT_NUMBERS[scheme.kind]))
         sizes = (num_outputs, num_inputs, group)
         super().__init__(allocate(scheme.kind, *sizes, placement.dtype, placement.device, arrangement))
 

@@ -31,16 +31,18 @@ class Scheme:
     kind: QuantKind | BlockKind
     # Inputs that share a scale; 0: all of an output's.
     group_size: int = 0
+    # INT4: whether products of many tokens round these to e4m3.
+    rounds_inputs: bool = False
 
     @classmethod
-    def named(cls, quantize: str, group_size: int) -> Scheme | None:
-        """The scheme of the settings `quantize` and `quantize_group`; None for "off"."""
+    def named(cls, quantize: str, group_size: int, activations: str = "auto") -> Scheme | None:
+        """The scheme of `quantize`, `quantize_group` and `quantize_activations`; None for "off"."""
         if quantize == "off":
             return None
         if quantize == "nf4":
             return cls(BlockKind.NF4, FORMATS[BlockKind.NF4].group)
         kind = QuantKind[quantize.upper()]
-        return cls(kind, group_size if kind is QuantKind.INT4 else 0)
+        return cls(kind, group_size if kind is QuantKind.INT4 else 0, activations == "fp8")
 
     @property
     def name(self) -> str:
@@ -68,6 +70,6 @@ class Schemes(NamedTuple):
     head: Scheme | None = None
 
     @classmethod
-    def named(cls, quantize: str, group_size: int, quantize_head: str) -> Schemes:
-        """Makes the schemes of the settings `quantize`, `quantize_group` and `quantize_head`."""
-        return cls(Scheme.named(quantize, group_size), Scheme.named(quantize_head, 0))
+    def named(cls, quantize: str, group_size: int, quantize_head: str, activations: str = "auto") -> Schemes:
+        """Makes the schemes of the settings `quantize`, `_group`, `_head` and `_activations`."""
+        return cls(Scheme.named(quantize, group_size, activations), Scheme.named(quantize_head, 0))

@@ -215,7 +215,7 @@ def _inputs(scheme: Fields, number: str) -> InputFormat | None:
     if not isinstance(inputs.get("dynamic") or False, bool):
         raise inputs.error("dynamic", f"must be true or false, is {shown(inputs.get('dynamic'))}")
     symmetric = inputs.boolean("symmetric", True)
-    if number == "fp8" and not symmetric:
+    if number != "int8" and not symmetric:
         raise inputs.error("symmetric", "must be true where type is 'float'")
     stated = inputs.get("strategy") or ("tensor" if inputs.get("group_size") is None else "group")
     if not inputs.get("dynamic"):
@@ -235,12 +235,12 @@ def _inputs(scheme: Fields, number: str) -> InputFormat | None:
 
 def _check_input_number(inputs: Fields, number: str) -> None:
     bits, kind = inputs.integer("num_bits", 1, 64, 8), inputs.text("type", "int")
-    if bits == 8 and number == {"int": "int8", "float": "fp8"}.get(kind):
+    if bits == 8 and number in {"int": ("int8",), "float": ("fp8", "int4")}.get(kind, ()):
         return
     raise inputs.error(
         "num_bits",
-        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded beside weights of 8 bits only, "
-        "to 8 bits of their type",
+        f"is {bits} of type {shown(kind)}, and weights are {number}: inputs are rounded to 8 bits, of type 'int' "
+        "beside int8 and 'float' beside fp8 and int4",
     )
 
 

@@ -76,7 +76,7 @@ class SourceTensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputFormat:
-    """How a layer's inputs are rounded before they are multiplied: 8 bits of its weights' type."""
+    """How a layer's inputs are rounded: to int8 beside int8, to e4m3 beside fp8 and int4."""
 
     # What shares a scale: the inputs of a token, a group of those, or, static, all inputs of all
     # tokens.

@@ -264,7 +264,9 @@ def _end_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for piece in tl.static_range(PIECES):
         total += tl.load(sums_ptr + (piece * M + row) * N + n, mask=(n < N) & (piece < pieces), other=0.0)
-    total = total * tl.load(token_scale_ptr + row) * tl.load(scale_ptr + n, mask=n < N, other=0.0)
+    total = total * tl.load(token_scale_ptr + row)
+    if scale_ptr is not None:
+        total = total * tl.load(scale_ptr + n, mask=n < N, other=0.0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)

@@ -23,11 +23,11 @@ from headrace_kernels.linear.small_batch_8bit_sm90 import (
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Tiles of one row for a gate and up projection, for products whose outputs are few (they are added
-# to the residual stream), and for others. 32 layers of an 8B Llama take 1.43 ms in INT4 on an H200
+# to the residual stream), and for others. 32 layers of an 8B Llama take 1.30 ms in INT4 on an H200
 # (docs/experiments.md, "Launch rules of products").
 _ROW_TILES: dict[QuantKind, tuple[GemvTile | Int4GemvTile, ...]] = {
-    QuantKind.INT4: (Int4GemvTile(16, 2, 1, 128), Int4GemvTile(16, 4, 4), Int4GemvTile(16, 4, 2)),
-    QuantKind.FP8: (GemvTile(2, 4, True), GemvTile(8, 4, True), GemvTile(8, 2, True)),
+    QuantKind.INT4: (Int4GemvTile(16, 2, 1), Int4GemvTile(16, 8, 2), Int4GemvTile(16, 8, 2)),
+    QuantKind.FP8: (GemvTile(2, 4, True), GemvTile(8, 4, False), GemvTile(8, 2, False)),
     QuantKind.INT8: (GemvTile(4, 4, True), GemvTile(8, 4, True), GemvTile(4, 2, True)),
 }
 

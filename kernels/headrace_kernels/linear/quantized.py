@@ -25,6 +25,7 @@ from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, multiply_s
 from headrace_kernels.linear.small_batch_8bit_sm90 import (
     multiply_small_batch_8bit,
 )
+from headrace_kernels.linear.w4a8 import products as w4a8
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference, rounded_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
@@ -47,6 +48,13 @@ _FEWEST_SCALED_ROWS = 65
 # Numbers of rows that between them take every kernel there is for a weight, so that a server that
 # has run them compiles nothing later: those at the ends of the rules' ranges.
 WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 512, 513)
+
+
+_SCALED = {
+    QuantKind.FP8: gemm_fp8.scaled_linear,
+    QuantKind.INT8: gemm_int8.scaled_linear,
+    QuantKind.INT4: w4a8.scaled_linear,
+}
 
 
 class Path(enum.Enum):
@@ -73,6 +81,8 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
         return Path.SCALED
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_BATCH_ROWS or small_batch_8bit_rule(num_rows, weight) is not None:
         return Path.SMALL_BATCH
+    if num_rows >= w4a8.FEWEST_W4A8_ROWS and w4a8.can_scale(weight):
+        return Path.SCALED
     if num_rows >= _FEWEST_SCALED_ROWS and (gemm_fp8.can_scale(weight) or gemm_int8.can_scale(weight)):
         return Path.SCALED
     most = _MOST_WARPGROUP_ROWS if takes_warpgroups(weight) else _MOST_GEMM_ROWS[weight.kind]
@@ -181,7 +191,7 @@ def _multiply_fused(
 
 def _number(weight: QuantizedWeight) -> torch.dtype:
     """The dtype of a weight's 8-bit activations."""
-    return torch.float8_e4m3fn if weight.kind is QuantKind.FP8 else torch.int8
+    return torch.int8 if weight.kind is QuantKind.INT8 else torch.float8_e4m3fn
 
 
 def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
@@ -227,9 +237,7 @@ def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor 
         [num_tokens, out] in the weight's activation type.
     """
     assert tokens.numbers.dtype == _number(weight)
-    is_fp8 = weight.kind is QuantKind.FP8
-    scaled_linear = gemm_fp8.scaled_linear if is_fp8 else gemm_int8.scaled_linear
-    return scaled_linear(tokens, weight, bias)
+    return _SCALED[weight.kind](tokens, weight, bias)
 
 
 def norm_linear_reference(

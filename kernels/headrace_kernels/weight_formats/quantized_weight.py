@@ -59,7 +59,11 @@ class QuantKind(enum.Enum):
 
 
 # Numbers that inputs of a product may be rounded to.
-INPUT_NUMBERS = {QuantKind.INT8: torch.int8, QuantKind.FP8: torch.float8_e4m3fn}
+INPUT_NUMBERS = {
+    QuantKind.INT8: torch.int8,
+    QuantKind.FP8: torch.float8_e4m3fn,
+    QuantKind.INT4: torch.float8_e4m3fn,
+}
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -72,8 +76,7 @@ class Arrangement:
     scale_outputs: int = 0
     # Inputs in an order of the weight's own.
     is_ordered: bool = False
-    # INT8 and FP8: the scheme rounds inputs to numbers of the weight's type; None: it does not say
-    # so.
+    # The scheme rounds inputs to numbers of 8 bits (`INPUT_NUMBERS`); None: it does not say so.
     inputs: InputRounding | None = None
     # FP8: products never round inputs, though the card could.
     keeps_activations: bool = False
@@ -208,8 +211,10 @@ def _check(
         raise ValueError(f"activations in {dtype}: a quantized weight takes bfloat16, float16 or float32")
     if arrangement.has_zeros and kind is QuantKind.FP8:
         raise ValueError("fp8 has no zero points")
-    if arrangement.inputs is not None and arrangement.inputs.number is not INPUT_NUMBERS.get(kind):
-        raise ValueError(f"inputs in {arrangement.inputs.number}: {kind.value} has inputs of its own type or none")
+    if arrangement.inputs is not None and arrangement.inputs.number is not INPUT_NUMBERS[kind]:
+        raise ValueError(
+            f"inputs in {arrangement.inputs.number}: {kind.value} has inputs in {INPUT_NUMBERS[kind]} or none"
+        )
     if arrangement.inputs is not None and arrangement.keeps_activations:
         raise ValueError("activations are rounded or kept, not both")
     if arrangement.scale_outputs:

@@ -143,7 +143,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     """What one rank of a stage would have. Raises DoesNotFit."""
     tp, described = config.tp, stage_part(model.description, stage)
     dtype = choose_dtype(config.dtype, model, _CARD)
-    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head, config.quantize_activations)
     shard = Shard(0, tp, whole_experts=config.expert_parallel)
     weights = weight_memory(ModelBuild(model, dtype, _CARD, schemes, shard, stage=stage))
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)

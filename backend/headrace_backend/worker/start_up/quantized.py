@@ -21,6 +21,8 @@ from headrace_backend.step.messages import Notice, QuantizationReport
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.channel import Channel
 from headrace_backend.worker.errors import StartRefused
+from headrace_backend.worker.start_up.device import choose_dtype
+from headrace_kernels import card
 from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_kernels.weight_formats.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
@@ -39,7 +41,9 @@ def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.dev
         raise StartRefused(reason)
     if (reason := unsuitable_head(config, folder)) is not None:
         raise StartRefused(reason)
-    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head)
+    schemes = Schemes.named(config.quantize, config.quantize_group, config.quantize_head, config.quantize_activations)
+    if config.quantize_activations == "fp8" and (reason := _without_w4a8(config, folder, device)) is not None:
+        raise StartRefused(reason)
     kinds = {scheme.kind for scheme in schemes if scheme is not None}
     if schemes.layers is None:
         kinds |= folder_kinds(folder)
@@ -50,6 +54,18 @@ def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.dev
     return schemes
 
 
+def _without_w4a8(config: EngineConfig, folder: ModelFolder, device: torch.device) -> str | None:
+    """Why this card multiplies no INT4 by FP8; None if it does, or is none."""
+    if device.type != "cuda":
+        return None
+    if not card.has_fp8_products(device):
+        return f"quantize_activations is fp8, and {torch.cuda.get_device_name(device)} has no FP8 products; auto works"
+    dtype = choose_dtype(config.dtype, folder.config, device)
+    if dtype is not torch.bfloat16:
+        return f"quantize_activations is fp8, and dtype is {dtype}: FP8 products give bf16; dtype bf16 or auto works"
+    return None
+
+
 def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
     """Kinds of numbers that another tool gave the folder's layers."""
     quantization = folder.config.quantization
@@ -57,7 +73,7 @@ def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
     return {KINDS[number] for number in numbers if number in KINDS}
 
 
-def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capability: tuple[int, int]) -> str | None:
+def without_products(kinds: Collection[QuantKind | BlockKind], name: str, capability: tuple[int, int]) -> str | None:
     """One line where a card can't multiply by numbers of these kinds themselves.
 
     None where it can, or no card does.
@@ -66,7 +82,7 @@ def without_products(kinds: Collection[QuantKind | BlockKind], card: str, capabi
         return None
     major, minor = capability
     return (
-        f"{card}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the "
+        f"{name}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the "
         "model's type for each product"
     )
 
