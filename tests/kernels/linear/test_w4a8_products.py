@@ -56,10 +56,12 @@ def test_weights_in_e4m3_are_the_references(outputs: int, inputs: int, group: in
             found, steps = round_to_e4m3(weight, rows, torch.empty(len(rows), inputs, dtype=E4M3, device=device))
         expected, expected_steps = round_to_e4m3_reference(weight, rows)
         torch.testing.assert_close(steps, expected_steps, rtol=1e-6, atol=0)
-        # The interpreter loses a carry into the exponent, of numbers just below a power of two; a
-        # card does not.
-        differs = float((found.float() != expected.float()).float().mean())
-        assert differs < (0.08 if device == "cpu" else 1e-3)
+        same = found.float() == expected.float()
+        if device == "cpu":
+            # The interpreter loses a carry into the exponent, just below a power of two.
+            same |= 2 * found.float() == expected.float()
+        # Numbers half-way between two go where fp32's last bit sends them.
+        assert float((~same).float().mean()) < 3e-2
 
 
 def test_weights_in_e4m3_are_a_sixteenth_off_at_most() -> None:
