@@ -225,7 +225,8 @@ def test_groups_and_blocks_of_models_agree_with_their_reference(
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down)
     expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
-    close(found, expected.double(), torch.bfloat16, roundings=9)
+    # Both sides are rounded, and the worst of millions of numbers counts.
+    close(found, expected.double(), torch.bfloat16, roundings=12)
 
 
 # Weights of INT8 and INT4 take the same kernels as plain ones.
@@ -406,7 +407,8 @@ def test_a_rank_s_experts_of_models_agree_with_their_reference(num_tokens: int) 
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down)
     expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
-    close(found, expected.double(), torch.bfloat16, roundings=9)
+    # Both sides are rounded, and the worst of millions of numbers counts.
+    close(found, expected.double(), torch.bfloat16, roundings=12)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))
