@@ -353,8 +353,8 @@ def emulating(
             for ids in itertools.product(*map(range, grid)):
                 program = _Program(ids, eager, careless)
                 names_of_language = language(program.program_id, num_warps)
-                language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: value(
-                    assembly(source, operands, dtype)
+                names_of_language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: (
+                    value(assembly(source, operands, dtype))
                 )
                 names = {name: getattr(program, name) for name in _OF_A_PROGRAM & vars(module).keys()}
                 if "async_copy" in vars(module):
