@@ -41,8 +41,13 @@ class ColumnLinear(ShardedModule):
         self.weight = make_weight(self._outputs, range(num_inputs), placement.of(*self._names))
         self.bias = placement.empty(size) if bias else None
 
-    def forward(self, x: Activations) -> Tensor:
-        """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side]."""
+    def forward(self, x: Activations, activation: Activation | None = None) -> Tensor:
+        """[num_tokens, input_size] -> [num_tokens, the projections' outputs side by side].
+
+        With an activation, of a gate and an up projection: activation(gate) * up, half as wide.
+        """
+        if activation is not None:
+            return self.weight.gated(x, self.bias, activation)
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
@@ -51,10 +56,6 @@ class ColumnLinear(ShardedModule):
         The model's type alone.
         """
         return self.weight.rounds_to(num_tokens)
-
-    def gated(self, x: Activations, activation: Activation) -> Tensor:
-        """activation(gate) * up of the two projections: [num_tokens, half of the outputs]."""
-        return self.weight.gated(x, self.bias, activation)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
         """forward(norm(x)) in one operation, for steps that fuse."""

@@ -29,7 +29,7 @@ class GatedMlp(nn.Module):
         """[num_tokens, hidden_size] -> the same shape."""
         number = self.down_proj.rounds_to(len(x))
         if number is None:
-            out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self._activation))
+            out: Tensor = self.down_proj(self.gate_up_proj(x, self._activation))
         else:
             out = self.down_proj(rounded_swiglu(self.gate_up_proj(x), number, self._activation))
         return out
