@@ -22,7 +22,7 @@ from tests.support.quantized_folders import Quantized, Recipe, layer_names, quan
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.folder_layers import stage_layers
-from headrace_backend.quantization.linear_weight import PlainWeight
+from headrace_backend.quantization.linear_weight import LinearWeight, PlainWeight
 from headrace_backend.quantization.mixed_format_weight import MixedFormatWeight
 from headrace_backend.quantization.rounded_inputs import describe_inputs
 from headrace_backend.quantization.source_numbers import zeros_of
@@ -139,6 +139,8 @@ def round_inputs(model: CausalLM, recipe: Recipe) -> None:
     for module in model.modules():
         if isinstance(module, PlainWeight):
             module.multiply = functools.partial(_rounded_product, recipe, module.multiply)  # type: ignore[method-assign]
+            # Its products with an activation go that way as well.
+            module.gated = functools.partial(LinearWeight.gated, module)  # type: ignore[method-assign]
 
 
 def _rounded_product(
