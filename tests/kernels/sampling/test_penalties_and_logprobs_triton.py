@@ -112,8 +112,8 @@ def test_logprobs_are_the_references(vocab: int, count: int, num_top: int, dtype
     # Ties, and zeros of both signs.
     logits[0] = logits[0].round()
     logits[:, 3::7] = -math.inf
-    # fp32 sums in another order.
-    check_logprobs(logits.to(dtype), min(num_top, vocab), seed, atol=2e-6)
+    # fp32 sums in another order: two roundings of numbers between 16 and 32.
+    check_logprobs(logits.to(dtype), min(num_top, vocab), seed, atol=4e-6)
 
 
 def test_all_tokens_of_a_small_vocabulary_are_reported_banned_ones_last() -> None:
