@@ -32,15 +32,19 @@ def test_too_few_cores_are_shared_and_the_result_says_so() -> None:
     assert hosts == [Host(*[frozenset({0, 1})] * 3)] * 3
 
 
-# What is dealt out and how it is started is covered above and by `bench_front`'s own parts.
+# What is dealt out and how it is started is covered above and by `bench_front`'s own parts. On a busy
+# machine clients may not get to read within a second, so that it is tried with a longer window.
 @pytest.mark.slow
 def test_each_service_and_all_are_measured_in_turns(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "group.json"
-    command = [sys.executable, "-m", "benchmarks.bench_service_group", "--json", str(path)]
-    command += ["--services", "2", "--turns", "1", "--seconds", "1", "--streams", "8"]
-    subprocess.run(command, cwd=figures.ROOT, env=figures.environment(), check=True, timeout=300)
-    [turn] = json.loads(path.read_text())["turns"]
-    assert [one["services"] for one in (*turn["alone"], turn["together"])] == [[0], [1], [0, 1]]
+    for seconds in (1, 5, 25):
+        command = [sys.executable, "-m", "benchmarks.bench_service_group", "--json", str(path)]
+        command += ["--services", "2", "--turns", "1", "--seconds", str(seconds), "--streams", "8"]
+        subprocess.run(command, cwd=figures.ROOT, env=figures.environment(), check=True, timeout=300)
+        [turn] = json.loads(path.read_text())["turns"]
+        if min(turn["together"]["messages_per_s_of_each"]) > 0:
+            break
     assert min(turn["together"]["messages_per_s_of_each"]) > 0
+    assert [one["services"] for one in (*turn["alone"], turn["together"])] == [[0], [1], [0, 1]]
     rates = [one["messages_per_s"] for one in turn["alone"]]
     assert turn["times_best"] == round(turn["together"]["messages_per_s"] / max(rates), 3)

@@ -104,6 +104,10 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not function.is_view:
             self.add(str(function), *map(_operand, args), _operand(kwargs))
+        if function is torch.ops.aten.linear.default:
+            # Nobody reads the numbers of a product, and a CPU takes two thirds of all time for them.
+            tokens, weight = args[:2]
+            return tokens.new_zeros((*tokens.shape[:-1], weight.shape[0]))
         result = function(*args, **(kwargs or {}))
         # What kernels would have filled: tokens are places in tables later on.
         return result.zero_() if function in _EMPTY else result

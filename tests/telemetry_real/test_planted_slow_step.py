@@ -186,17 +186,19 @@ def in_words(run: Run, answer: Answer) -> str:
 @pytest.mark.slow
 def test_the_long_prompt_is_named_for_each_token_that_it_delayed(run: Run) -> None:
     steps = run.long_steps()
-    assert sum(steps.values()) == LONG_TOKENS and len(steps) >= 2
-    # So long that each is a delay beside steps of decodes alone.
-    assert min(steps.values()) >= 256, steps
+    assert sum(steps.values()) == LONG_TOKENS
+    # Only chunks so long that each is a delay beside steps of decodes alone; what is left for the
+    # last one may be short.
+    long_ones = {step: num_tokens for step, num_tokens in steps.items() if num_tokens >= 256}
+    assert len(long_ones) >= 2, steps
     num_delayed = 0
     for answer in run.decodes:
         words = in_words(run, answer)
-        for index, step in run.delayed(answer, steps).items():
+        for index, step in run.delayed(answer, long_ones).items():
             num_delayed += 1
             found = re.search(rf"token {index}: .*\n.*", words)
             assert found, (index, words)
-            named = f"prefill of request {run.long.request_id} ({steps[step]:,} tokens) took the step"
+            named = f"prefill of request {run.long.request_id} ({long_ones[step]:,} tokens) took the step"
             assert named in found.group(0), words
     # Each of them decoded in each of these steps.
-    assert num_delayed == DECODES * len(steps)
+    assert num_delayed == DECODES * len(long_ones)

@@ -156,7 +156,7 @@ def test_representative_layers_launch_all_that_whole_steps_launch(
     # Attention alone, in chunks, and gathered where contexts may be deep enough.
     names = {launch.split()[0] for launch in whole}
     assert names >= {"raw_decode_kernel", "_paged_kernel"}
-    assert ("_gathered_kernel" in names) == (CASES[case].options != FOLDER)
+    assert ("_gathered_kernel_sm90" in names) == (CASES[case].options != FOLDER)
 
 
 def test_what_sets_layers_apart_is_seen(case: str, records: dict[str, dict[str, Any]]) -> None:
