@@ -121,7 +121,7 @@ def _ends(bits: Sequence[int], has_keys: Sequence[bool], num_stages: int) -> tup
     """The layer behind each stage's last one.
 
     Args:
-        bits: Of each layer.
+        bits: Bits of each layer's weights.
         has_keys: Whether each layer keeps keys and values.
         num_stages: At most as many as layers that do.
     """
