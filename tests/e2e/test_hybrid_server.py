@@ -12,12 +12,14 @@ import pathlib
 import signal
 from collections.abc import Iterator
 
+import grpc
 import pytest
 import torch
 import transformers
 from tests.e2e.test_against_transformers import CRAMPED, TEXTS, byte_level_tokenizer
 from tests.e2e.test_tensor_parallel import PATIENCE
-from tests.support.rpc import CALL_TIMEOUT_S, connected, generate, greedy
+from tests.support.processes import wait_until
+from tests.support.rpc import CALL_TIMEOUT_S, Transcript, connected, generate, greedy, read
 from tests.support.running_server import RunningServer, refused, running_server
 
 from headrace.v1 import generation_pb2, inference_pb2
@@ -115,13 +117,38 @@ def test_a_start_says_what_states_take(server: RunningServer) -> None:
         assert stub.GetModel(inference_pb2.GetModelRequest(), timeout=CALL_TIMEOUT_S).model.dtype == "fp32"
 
 
-def test_a_lost_worker_takes_its_states_with_it_and_no_token_changes(saved: Saved, server: RunningServer) -> None:
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(generate, server.address, greedy(TEXTS[0], 100))
-        server.worker().send_signal(signal.SIGKILL)
-        assert answer.result(CALL_TIMEOUT_S).tokens[0] == saved.answer(TEXTS[0], 100)
-    # And before the answer began, or when it had ended.
-    assert generate(server.address, greedy(TEXTS[2], TOKENS)).tokens[0] == saved.answer(TEXTS[2])
+def drawn_outputs() -> generation_pb2.GenerationSpec:
+    """Three outputs of one prompt, whose draws are the same each time."""
+    spec = greedy(TEXTS[1], 60, n=3)
+    spec.sampling.temperature, spec.sampling.seed = 0.9, 7
+    return spec
+
+
+def read_again(address: str, request_id: str) -> Transcript | None:
+    """All of a submitted answer; None: nobody has it now."""
+    request = inference_pb2.SubscribeRequest(request_id=request_id)
+    try:
+        with connected(address) as stub:
+            return read(stub.Subscribe(request, timeout=CALL_TIMEOUT_S))
+    except grpc.RpcError:
+        return None
+
+
+@pytest.mark.parametrize("lost", ["worker", "backend"])
+def test_who_takes_the_states_along_changes_no_token(saved: Saved, server: RunningServer, lost: str) -> None:
+    """Of a greedy answer, and of several outputs of a prompt that are drawn beside it."""
+    specs, drawn = (greedy(TEXTS[0], 100), drawn_outputs()), generate(server.address, drawn_outputs()).tokens
+    with connected(server.address) as stub:
+        ids = [stub.Submit(inference_pb2.SubmitRequest(spec=spec)).request_id for spec in specs]
+        stream = stub.Subscribe(inference_pb2.SubscribeRequest(request_id=ids[0]), timeout=CALL_TIMEOUT_S)
+        next(response for response in stream if response.event.HasField("delta"))
+        victim = getattr(server, lost)()
+        victim.kill()
+        victim.wait()
+    found = [wait_until(lambda number=number: read_again(server.address, number), 240, "an answer") for number in ids]
+    assert found[0].tokens[0] == saved.answer(TEXTS[0], 100)
+    assert found[1].tokens == drawn
+    assert found[0].done is not None and found[0].done.ledger.engine_restart_ns > 0
 
 
 @pytest.mark.parametrize(
