@@ -136,7 +136,7 @@ def read_again(address: str, request_id: str) -> Transcript | None:
 
 @pytest.mark.parametrize("lost", ["worker", "backend"])
 def test_who_takes_the_states_along_changes_no_token(saved: Saved, server: RunningServer, lost: str) -> None:
-    """Of a greedy answer, and of several outputs of a prompt that are drawn beside it."""
+    """A greedy answer goes on, and so do several outputs of a prompt that are drawn beside it."""
     specs, drawn = (greedy(TEXTS[0], 100), drawn_outputs()), generate(server.address, drawn_outputs()).tokens
     with connected(server.address) as stub:
         ids = [stub.Submit(inference_pb2.SubmitRequest(spec=spec)).request_id for spec in specs]
