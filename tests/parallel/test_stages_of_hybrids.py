@@ -118,6 +118,7 @@ def test_prompts_begin_behind_states_that_all_stages_kept(made: MadeStages) -> N
     assert found == [0, 96, 96]
 
 
+@pytest.mark.slow  # Copies between rows of one stage are in tests/worker/step/test_recurrent_states.py.
 def test_outputs_and_beams_go_on_from_states_of_all_stages(made: MadeStages) -> None:
     prompt, found = prompt_of(53), []
     for engine in (made.engine(max_num_seqs=8), Made.engine(made, max_num_seqs=8)):
@@ -127,10 +128,10 @@ def test_outputs_and_beams_go_on_from_states_of_all_stages(made: MadeStages) -> 
     assert found[0] == found[1] and len(set(map(tuple, found[0][0]))) == 3
 
 
+# Plans for several stages are in tests/engine/test_state_checkpoint_machine.py, every day.
+@pytest.mark.slow
 @pytest.mark.usefixtures("often")
-@hypothesis.settings(
-    max_examples=examples(30, least=3), deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-)
+@hypothesis.settings(max_examples=examples(10), deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(
     jobs=st.lists(schedules, min_size=1, max_size=6),
     num_blocks=st.integers(12, 40),
