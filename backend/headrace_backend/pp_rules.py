@@ -1,8 +1,9 @@
 """Which layers a pipeline stage has: what follows from `--pp` before torch is loaded.
 
-Owns the division of a model's layers over stages, and the refusal of more stages than layers.
-Supervisor, backend and worker all ask here, and every rank comes to the same division. What a rank
-has of its stage's layers is `tp_rules`'.
+Owns the division of a model's layers over stages, and the refusal of more stages than layers that
+keep keys and values: each stage has one, as the blocks that the engine hands out must lie in all of
+them. Supervisor, backend and worker all ask here, and every rank comes to the same division. What a
+rank has of its stage's layers is `tp_rules`'.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace_backend.config import EngineConfig
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Head, Layer, ModelDescription
+from headrace_model_folder.description import Attention, Head, Layer, ModelDescription
 
 # Of one weight, where it is quantized while it is read; others have the checkpoint's.
 _BITS = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4}
@@ -63,32 +65,31 @@ class _Load(NamedTuple):
 
 def unsuitable_pp(config: EngineConfig, model: ModelConfig) -> str | None:
     """Explains why `config.pp` stages can't share the model's layers; returns None if they can."""
-    num_layers = len(model.description.layers)
-    if config.pp > 1 and model.description.recurrent_layers:
-        return (
-            f"pp is {config.pp}, and the model has recurrent layers ({model.architecture}), which stages do not share "
-            "yet: pp 1 works"
-        )
     if config.pp > 1 and (model.description.shares_keys or model.description.per_layer_embedding is not None):
         return (
             f"pp is {config.pp}, and layers read other layers' keys or have inputs of tokens of their own "
             f"({model.architecture}), which stages do not hand on: pp 1 works"
         )
-    if config.pp <= num_layers:
+    most = len(model.description.kv_attentions)
+    if config.pp <= most:
         return None
-    return f"pp is {config.pp}, and the model has {num_layers} layers: pp of at most {num_layers} works"
+    has = f"the model has {most} layers"
+    if model.description.recurrent_layers:
+        has = f"each stage needs a layer with keys and values, of which the model ({model.architecture}) has {most}"
+    return f"pp is {config.pp}, and {has}: pp of at most {most} works"
 
 
 def stages(config: EngineConfig, model: ModelConfig) -> tuple[Stage, ...]:
-    """Divides a model's layers over `config.pp` stages of at least one layer, by weights' bits.
+    """Divides a model's layers over `config.pp` stages by weights' bits.
 
-    The embedding counts with the first stage, the output layer with the last.
+    Each has at least one layer that keeps keys and values. The embedding counts with the first
+    stage, the output layer with the last.
     """
     described, layer_bits = model.description, [_layer_bits(layer, config, model) for layer in model.description.layers]
     table = described.vocab_size * described.hidden_size
     layer_bits[0] += table * _PLAIN_BITS
     layer_bits[-1] += table * _BITS.get(config.quantize_head, _PLAIN_BITS)
-    ends = _ends(tuple(layer_bits), config.pp)
+    ends = _ends(layer_bits, [isinstance(layer.attention, Attention) for layer in described.layers], config.pp)
     firsts = (0, *ends[:-1])
     return tuple(
         Stage(index, config.pp, first, end) for index, (first, end) in enumerate(zip(firsts, ends, strict=True))
@@ -116,17 +117,23 @@ def _layer_bits(layer: Layer, config: EngineConfig, model: ModelConfig) -> int:
     )
 
 
-def _ends(bits: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
-    """The layer behind each stage's last one."""
-    sums = (0, *itertools.accumulate(bits))
+def _ends(bits: Sequence[int], has_keys: Sequence[bool], num_stages: int) -> tuple[int, ...]:
+    """The layer behind each stage's last one.
+
+    Args:
+        bits: Bits of each layer's weights.
+        has_keys: Whether each layer keeps keys and values.
+        num_stages: At most as many as layers that do.
+    """
+    sums, keys = (tuple(itertools.accumulate(column, initial=0)) for column in (bits, has_keys))
 
     @functools.cache
     def best(count: int, end: int) -> tuple[_Load, tuple[int, ...]]:
         """The first `count` stages, which have the layers before `end`."""
         if count == 0:
             return _Load(), ()
-        # One stage before another has no layer less than that.
-        firsts = range(count - 1, end) if count > 1 else (0,)
+        # Every stage before it has a layer with keys, and so has this one.
+        firsts = [first for first in range(end) if count - 1 <= keys[first] < keys[end]] if count > 1 else (0,)
         found = ((best(count - 1, first), sums[end] - sums[first]) for first in firsts)
         return min((load.beside(size), (*ends, end)) for (load, ends), size in found)
 

@@ -29,6 +29,7 @@ class CheckpointMachine(EngineMachine):
         least_shared=st.sampled_from([16, 128]),
         least_stop=st.sampled_from([16, 32]),
         least_move=st.sampled_from([16, 32]),
+        pp=st.sampled_from([1, 1, 2, 4]),
     )
     def start(
         self,
@@ -39,6 +40,7 @@ class CheckpointMachine(EngineMachine):
         least_shared: int,
         least_stop: int,
         least_move: int,
+        pp: int,
     ) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(prefix_followers, "LEAST_SHARED_TOKENS", least_shared)
@@ -53,6 +55,8 @@ class CheckpointMachine(EngineMachine):
             max_outputs=4,
             ageing_s=1e-5,
             tokens_per_row=self.tokens_per_row,
+            # Stages verify no drafts.
+            pp=pp if self.tokens_per_row is None else 1,
         )
         self.harness.choose_count = self.choose_count
         self.engine = self.harness.engine

@@ -12,7 +12,7 @@ import pytest
 from tests.model_folder.folders import CONFIG, header_of, write_safetensors
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.pp_rules import unsuitable_pp
+from headrace_backend.pp_rules import stages, unsuitable_pp
 from headrace_backend.state_rules import reuses_prefixes, row_state_bytes, unsuitable_states
 from headrace_backend.tp_rules import rank_part, unsuitable_tp
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
@@ -246,7 +246,7 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
             unsuitable_states,
             r"enable_prefix_cache is on, state_checkpoints is 0, .* state_checkpoints 1 or more works",
         ),
-        ({"pp": 2}, unsuitable_pp, r"pp is 2, and the model has recurrent layers .* pp 1 works"),
+        ({"pp": 2}, unsuitable_pp, r"pp is 2, and each stage needs a layer with keys .* has 1: pp of at most 1 works"),
     ):
         reason = rule(engine(**setting), model)
         assert reason is not None and re.fullmatch(message, reason) is not None
@@ -265,6 +265,18 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
         assert not reuses_prefixes(engine(enable_prefix_cache=False), described)
     assert not reuses_prefixes(engine(state_checkpoints=0), model.description)
     assert reuses_prefixes(engine(state_checkpoints=0), plain.description)
+
+
+def test_each_stage_has_a_layer_with_keys() -> None:
+    """A large vocabulary leaves the first and the last stage one layer, if that layer has keys."""
+    large = {"num_hidden_layers": 6, "vocab_size": 40_000}
+    for interval, firsts in ((1, [0, 1, 5]), (2, [0, 2, 5]), (3, None)):
+        model = parsed(full_attention_interval=interval, **large)
+        if firsts is None:
+            assert unsuitable_pp(engine(pp=3), model) is not None and unsuitable_pp(engine(pp=2), model) is None
+            continue
+        assert unsuitable_pp(engine(pp=3), model) is None
+        assert [stage.first_layer for stage in stages(engine(pp=3), model)] == firsts
 
 
 def test_ranks_share_value_heads_and_divide_or_repeat_key_heads() -> None:

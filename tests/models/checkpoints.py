@@ -276,6 +276,19 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         attention_bias=True,
         tie_word_embeddings=True,
     ),
+    # Of three stages the last has no linear attention, and of two each has.
+    "qwen3.5-staged": lambda: transformers.Qwen3_5TextConfig(
+        **_QWEN3_5 | {"num_hidden_layers": 5},
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention", "full_attention"],
+    ),
+    "qwen3.5-moe-staged": lambda: transformers.Qwen3_5MoeTextConfig(
+        **{name: size for name, size in _QWEN3_5.items() if name != "intermediate_size"},
+        layer_types=["linear_attention", "full_attention"] * 2,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=24,
+    ),
     # Sizes that NF4's blocks and nested scales divide, also on two ranks.
     "qwen3.5-wide": lambda: transformers.Qwen3_5TextConfig(
         **_QWEN3_5

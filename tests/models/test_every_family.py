@@ -1,4 +1,4 @@
-"""Every family by the same measure: shared by two ranks, and rounded to any bits as it is read.
+"""Every family by the same measure: shared by two ranks, rounded to any bits, begun by a prefix.
 
 Against transformers in fp32 they are held in `test_against_transformers`, GGUF files in
 `test_gguf_families`.
@@ -7,6 +7,7 @@ Against transformers in fp32 they are held in `test_against_transformers`, GGUF 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ import transformers
 from tests.models.checkpoints import CONFIGS, VOCAB_SIZE, ignore_progress, randomize_vectors
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_nf4_loading import numbers as nf4_numbers
+from tests.support.engine_on_runner import EngineOnRunner, greedy, layout_of
 from tests.support.model_builds import load_model
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.engine.scheduling import checkpoint_places
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.summaries import QuantizationSummary
 from headrace_backend.quantize_rules import unsuitable_quantization
@@ -38,10 +41,18 @@ FAMILIES = (
 )  # fmt: skip
 # Whose layers differ most from each other; the others in the slow part.
 EVERYDAY = ("olmo2", "gemma3", "qwen3.5-moe-wide", "gpt-oss-wide")
+# One with windows and one with states.
+EVERY_DAY_PREFIXES = ("gemma3", "qwen3.5-moe-wide")
 BITS = {name: Scheme.named(name, 32) for name in ("int8", "fp8", "int4", "nf4")}
-families = pytest.mark.parametrize(
-    "path", [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in FAMILIES], indirect=True
-)
+
+
+def each_family(everyday: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrizes `path`; families that are not of every day are in the slow part."""
+    marked = [pytest.param(name, marks=() if name in everyday else pytest.mark.slow) for name in FAMILIES]
+    return pytest.mark.parametrize("path", marked, indirect=True)
+
+
+families = each_family(EVERYDAY)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +110,21 @@ def test_rounded_weights_compute_what_their_numbers_do(path: pathlib.Path, bits:
     found = logits(model)
     torch.testing.assert_close(found, logits(plain), **TOLERANCE)
     assert float((found - before).norm()) > 1e-3 * float(before.norm())
+
+
+@each_family(EVERY_DAY_PREFIXES)
+def test_answers_are_the_same_behind_a_prefix(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a shared prompt and behind an answer; free blocks are full of NaN."""
+    monkeypatch.setattr(checkpoint_places, "LEAST_STOP_TOKENS", 16)
+    monkeypatch.setattr(checkpoint_places, "LEAST_MOVE_TOKENS", 16)
+    model, layout = loaded(path), layout_of(ModelFolder.open(path).config)
+    knowing = EngineOnRunner(model, layout, 60, num_checkpoints=8)
+    fresh = EngineOnRunner(model, layout, 60, enable_prefix_cache=False)
+    shared, answer, found = (PROMPT * 2)[:52], [], []
+    for own in ([1, 2], [3, 4, 5], [3, 4, 5, "answer", 6]):
+        prompt = shared + [token for part in own for token in (answer if part == "answer" else [part])]
+        before = knowing.engine._scheduler.num_prefix_hit_tokens
+        [[answer]] = knowing.outputs([greedy(prompt, 12)])
+        found.append(knowing.engine._scheduler.num_prefix_hit_tokens - before)
+        assert [[answer]] == fresh.outputs([greedy(prompt, 12)])
+    assert found == [0, 48, 64]

@@ -42,6 +42,7 @@ CPU = torch.device("cpu")
 FAMILIES = {
     "llama-biases": 3, "qwen3-tied-bias": 2, "qwen2-window-tied": 3, "mistral-window": 2, "phi3-partial": 2,
     "smollm3-window-tied": 3, "olmo3": 2, "glm4": 2, "gemma3-part": 3, "gemma4": 2,
+    "qwen3.5-staged": 3, "qwen3.5-moe-staged": 2,
 }  # fmt: skip
 
 

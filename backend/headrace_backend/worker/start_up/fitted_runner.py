@@ -73,6 +73,8 @@ class Phases:
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2
+# Checkpoints that a pipeline stage without recurrent layers has room for.
+_ANY_NUMBER = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,9 +164,10 @@ def agreed_plan(plan: MemoryPlan, place: RankPlace) -> MemoryPlan:
     """The plan with the blocks and checkpoints that every rank has room for, so that all agree."""
     num_blocks = agreed_least(place.collectives, plan.num_blocks)
     plan = msgspec.structs.replace(plan, num_blocks=num_blocks, kv_cache_bytes=num_blocks * plan.kv_block_bytes)
-    if not plan.state_bytes:
+    # All ranks ask, whether or not their stage has recurrent layers.
+    num_checkpoints = agreed_least(place.collectives, plan.num_checkpoints if plan.state_bytes else _ANY_NUMBER)
+    if num_checkpoints == _ANY_NUMBER:
         return plan
-    num_checkpoints = agreed_least(place.collectives, plan.num_checkpoints)
     one = plan.checkpoint_bytes // max(plan.num_checkpoints, 1)
     return msgspec.structs.replace(plan, num_checkpoints=num_checkpoints, checkpoint_bytes=num_checkpoints * one)
 

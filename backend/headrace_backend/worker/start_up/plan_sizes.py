@@ -81,7 +81,8 @@ class Sizes(msgspec.Struct):
     kv_token_bytes: int = 0
     # Window of each cache group; 0: it keeps whole contexts.
     kv_windows: tuple[int, ...] = (0,)
-    # States of one row in recurrent layers, and of all rows, which lie beside the cache.
+    # States of one row in the recurrent layers of all stages, and of all rows in those of this one,
+    # which lie beside the cache.
     row_state_bytes: int = 0
     state_bytes: int = 0
     # States that are kept for prefixes, and what they take.
@@ -133,6 +134,8 @@ def _sizes(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gpu_b
     least = min(found, key=lambda sizes: sizes.kv_tokens)
     return msgspec.structs.replace(
         least,
+        num_checkpoints=min((sizes.num_checkpoints for sizes in found if sizes.state_bytes), default=0),
+        row_state_bytes=sum(sizes.row_state_bytes for sizes in found),
         kv_token_bytes=sum(sizes.kv_token_bytes for sizes in found),
         read_bytes=sum(sizes.read_bytes for sizes in found),
         expert_bytes=sum(sizes.expert_bytes for sizes in found),

@@ -52,9 +52,10 @@ def copy_planned_states(plan: ForwardPlan, caches: Iterable[torch.Tensor]) -> No
 
     All are read before any is written.
     """
-    if not plan.state_sources.size:
-        return
     layers = list(filter(holds_states, caches))
+    # A pipeline stage may have none.
+    if not plan.state_sources.size or not layers:
+        return
     lines = (plan.state_sources, plan.state_targets)
     sources, targets = (indices_on_device(column, layers[0].device) for column in lines)
     width = max(_PIECE_ELEMENTS // len(sources), 1)
