@@ -42,9 +42,16 @@ FAMILIES = {
     "smollm3-file": "Q4_1",
     "olmo2": "Q8_0",
     "olmo3": "Q8_0",
+    "gemma4-small": "Q5_1",
+    "gemma4-moe-wide": "Q8_0",
+    "glm4-moe": "Q8_0",
+    "glm4-moe-wide": "Q4_0",
+    "qwen3.5-wide": "Q4_K",
+    "qwen3.5-order-tied": "Q8_0",
+    "qwen3.5-moe-wide": "Q8_0",
 }
 # What they have is in others too.
-SLOW = ("gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3")
+SLOW = ("gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3", "glm4-moe", "qwen3.5-order-tied")
 
 
 def written(source: pathlib.Path, path: pathlib.Path, name: str) -> tuple[Gguf, pathlib.Path]:
@@ -52,7 +59,7 @@ def written(source: pathlib.Path, path: pathlib.Path, name: str) -> tuple[Gguf, 
     own = FAMILIES[name]
 
     def kind_of(tensor: str, _: tuple[int, ...]) -> str:
-        if tensor.endswith(("mlp.router.weight", "block_sparse_moe.gate.weight", "_bias")):
+        if tensor.endswith((".router.weight", ".gate.weight", "router.proj.weight", "conv1d.weight", "_bias")):
             return "F32"
         return "Q8_0" if own == "MXFP4" and ".experts." not in tensor else own
 
