@@ -29,7 +29,7 @@ _BYTES_PER_ELEMENT = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowOrder:
-    """An order of rows: groups that a file has as [outer, inner, run], modules as [inner, outer, run].
+    """Groups of rows that a file has as [outer, inner, run], and modules as [inner, outer, run].
 
     Of queries and keys whose halves alternate a group is a head, [places, 2]; of value heads that
     stand by their place among those of a key it is all of them, [values of a key, keys, head].

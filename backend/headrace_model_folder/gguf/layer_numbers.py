@@ -1,4 +1,4 @@
-"""What GGUF files state for each layer, or once for all: numbers, and which layers have a window."""
+"""What GGUF files state for each layer or once for all: numbers, and whose layers have a window."""
 
 from __future__ import annotations
 
