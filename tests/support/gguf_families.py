@@ -42,6 +42,9 @@ _NAMES = {
     "mlp.router": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm", "shared_head.head": "nextn.shared_head_head",
+    "embed_tokens": "nextn.embed_tokens",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "post_feedforward_layernorm_2": "post_ffw_norm_2", "router.proj": "ffn_gate_inp",
     "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
@@ -65,6 +68,25 @@ _POST_ATTENTION = ("gpt-oss", "gemma3", "olmo2", "gemma4", "glm4moe", "qwen35", 
 # Every which layer sees all.
 _PERIODS = {"gpt-oss": 2, "gemma3": 6, "olmo2": 4}
 _PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+_BESIDE_MTP = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+
+
+def in_layers(config: Mapping[str, Any], name: str) -> str:
+    """The name of a tensor as if Qwen's layer for further tokens stood behind the last layer."""
+    if not name.startswith("mtp."):
+        return name
+    layer, rest = f"model.layers.{config['num_hidden_layers']}.", name.removeprefix("mtp.")
+    if rest.startswith("layers.0."):
+        return layer + rest.removeprefix("layers.0.")
+    part, _, parameter = rest.rpartition(".")
+    return f"{layer}{_BESIDE_MTP[part]}.{parameter}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tests.support.gguf_families import (
     ARCHITECTURES,
     Typed,
     gguf_name,
+    in_layers,
     metadata_of,
     rope_factors,
     stacks,
@@ -123,14 +124,17 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
     def kind_of(name: str, shape: tuple[int, ...]) -> str:
         return "F32" if len(shape) == 1 else _fitting(choose if isinstance(choose, str) else choose(name, shape), shape)
 
-    for name, tensor in stored.items():
+    for theirs, tensor in stored.items():
+        name = in_layers(config, theirs)
         if ".experts." in name or (name == "lm_head.weight" and config.get("tie_word_embeddings")):
             continue
         change = layout(arch, config, name)
         values = change.to_file(tensor.float().numpy())
         kind = kind_of(name, values.shape)
         rows = quantize(kind, values if values.ndim == 2 else values[None])
-        exact[name] = torch.from_numpy(change.back(decode(kind, rows).reshape(values.shape)).copy()).view(tensor.shape)
+        exact[theirs] = torch.from_numpy(change.back(decode(kind, rows).reshape(values.shape)).copy()).view(
+            tensor.shape
+        )
         tensors[gguf_name(arch, name)] = (kind, tuple(values.shape), rows.tobytes())
     for name, stack in stacks(stored).items():
         shape = stack.values.shape
