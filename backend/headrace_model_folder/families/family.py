@@ -26,7 +26,7 @@ class GgufNaming:
     # Whether experts are chosen by sigmoid scores, whose files state more of them.
     has_sigmoid_scores: bool = False
     # Whether layers may have other numbers of heads, or other widths, than each other.
-    has_unlike_layers: bool = False
+    has_varied_layers: bool = False
     # Architecture of files that state a sliding window; "": the family's own.
     windowed: str = ""
     # What files call the norm that folders call post_attention_layernorm.

@@ -294,7 +294,7 @@ GEMMA4 = Family(
     describe,
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
-    gguf=GgufNaming("gemma4", has_experts=None, has_unlike_layers=True, post_attention="post_attention_norm"),
+    gguf=GgufNaming("gemma4", has_experts=None, has_varied_layers=True, post_attention="post_attention_norm"),
 )
 GEMMA4_OF_SEVERAL = dataclasses.replace(
     GEMMA4, architecture="Gemma4ForConditionalGeneration", text_part=_TEXT_PART, gguf=None

@@ -123,7 +123,7 @@ def _of_all(fields: Fields, naming: GgufNaming, key: str, num_blocks: int, defau
     """
     key = f"{naming.name}.{key}"
     numbers = numbers_of_layers(fields, key, num_blocks, default)
-    if len(set(numbers)) > 1 and not naming.has_unlike_layers:
+    if len(set(numbers)) > 1 and not naming.has_varied_layers:
         raise fields.error(key, f"must be one number: layers of this architecture are alike, is {shown(numbers)}")
     return numbers[0]
 
