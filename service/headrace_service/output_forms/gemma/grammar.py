@@ -20,9 +20,7 @@ CLOSE: Final = "<tool_call|>"
 QUOTE: Final = '<|"|>'
 MARKERS: Final = (OPEN, CLOSE, QUOTE)
 # Of any schema, all without effect on what a value may be.
-_NOTES: Final = frozenset(
-    {"description", "title", "default", "examples", "$comment", "deprecated", "$schema", "$id", "format", "nullable"}
-)
+_NOTES: Final = frozenset({"description", "title", "default", "examples", "$comment", "deprecated", "$schema", "$id"})
 # What the grammar holds, by type, beside `type`, `enum` and `const`.
 _HELD: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
