@@ -46,14 +46,16 @@ FAMILIES = {
     "olmo3": "Q8_0",
     "gemma4-small": "Q5_1",
     "gemma4-moe-wide": "Q8_0",
-    "glm4-moe": "Q8_0",
     "glm4-moe-wide": "Q4_0",
     "qwen3.5-wide": "Q4_K",
     "qwen3.5-order-tied": "Q8_0",
     "qwen3.5-moe-wide": "Q8_0",
 }
 # What they have is in others too.
-SLOW = ("gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3", "glm4-moe", "qwen3.5-order-tied")
+SLOW = (
+    "gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3", "smollm3-file", "gemma3-file", "glm4", "gemma4-small",
+    "qwen3.5-wide", "qwen3.5-order-tied",
+)  # fmt: skip
 
 
 def written(source: pathlib.Path, path: pathlib.Path, name: str) -> tuple[Gguf, pathlib.Path]:
