@@ -297,7 +297,7 @@ def test_a_vocabulary_travels_in_a_file(tmp_path: pathlib.Path) -> None:
     ("changes", "said"),
     [
         ({"tokenizer.ggml.model": "bert"},
-         "tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is 'bert'"),
+         "tokenizer.ggml.model must be gpt2 (byte-level BPE), llama or gemma4 (SentencePiece BPE), is 'bert'"),
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.pre": "default"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is missing or empty"),

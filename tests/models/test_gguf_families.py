@@ -181,12 +181,12 @@ def test_what_layers_of_gemma_4_can_not_be_is_refused_by_name(tmp_path: pathlib.
         assert message in refusal(gguf, tmp_path)
     gguf.metadata = metadata
     still = "rope_freqs.weight"
-    turned = ("F32", (8,), np.array([1e30, *[1.0] * 7], np.float32).tobytes())
+    misplaced = ("F32", (8,), np.array([1e30, *[1.0] * 7], np.float32).tobytes())
     stored: list[tuple[dict[str, Any], str]] = [
         ({still: None}, "tensor 'rope_freqs.weight' must be there, and be 1 for the planes"),
-        ({still: turned}, "tensor 'rope_freqs.weight' must be 1 for the first planes of a head and 1e+30"),
+        ({still: misplaced}, "tensor 'rope_freqs.weight' must be 1 for the first planes of a head and 1e+30"),
         ({"blk.1.layer_output_scale.weight": None}, "tensor 'blk.1.layer_output_scale.weight' is missing"),
-        ({"blk.9.attn_q.weight": turned}, "tensor 'blk.9.attn_q.weight' is surplus"),
+        ({"blk.9.attn_q.weight": misplaced}, "tensor 'blk.9.attn_q.weight' is surplus"),
     ]
     for changes, message in stored:
         gguf.tensors = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
