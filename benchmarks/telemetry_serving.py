@@ -51,6 +51,10 @@ _COMPARED = (
 _MIB = 1 << 20
 
 
+class NoTokens(RuntimeError):
+    """A window ended before a token arrived, so that there is nothing to divide by."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
     """What is asked of a server, and how often.
@@ -179,8 +183,13 @@ def figures_of(
         seconds: length of the window.
         used_ns: CPU time by process, of service and backend at least.
         resident_bytes: memory by process.
+
+    Raises:
+        NoTokens: nothing arrived in the window.
     """
     tokens, messages = sum(one.tokens for one in seen), sum(one.messages for one in seen)
+    if tokens == 0:
+        raise NoTokens(f"no token arrived within {seconds:g} s: the machine is busy, or --seconds too few")
     # Tokens that came with another came at once.
     gaps_us: list[float] = [gap for one in seen for gap in one.gaps_us] + [0.0] * (tokens - messages)
     cpu = {f"{name}_cpu_us_per_token": round(used / 1e3 / tokens, 3) for name, used in used_ns.items()}

@@ -28,6 +28,26 @@ _BYTES_PER_ELEMENT = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RowOrder:
+    """Groups of rows that a file has as [outer, inner, run], and modules as [inner, outer, run].
+
+    Of queries and keys whose halves alternate a group is a head, [places, 2]; of value heads that
+    stand by their place among those of a key it is all of them, [values of a key, keys, head].
+    """
+
+    outer: int
+    inner: int
+    run: int = 1
+    # Rows before the first group, which stand as modules take them.
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Rows of a group."""
+        return self.outer * self.inner * self.run
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class TensorRecord:
     """The place of a tensor's bytes: file, offset and size.
 
@@ -40,8 +60,8 @@ class TensorRecord:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
-    # Rows of an attention head whose two halves alternate in the file; 0: all rows are in order.
-    head_rows: int = 0
+    # How rows stand in the file; None: as modules take them.
+    order: RowOrder | None = None
     # First column, and columns of a row in the file, of a tensor that is some columns of a larger
     # one; None: rows follow each other.
     columns: tuple[int, int] | None = None

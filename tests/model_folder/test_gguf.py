@@ -20,6 +20,7 @@ from tests.support.gguf_writer import Gguf, Typed
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 from headrace_model_folder.gguf.header import TYPES, read_gguf_header
+from headrace_model_folder.safetensors_header import RowOrder
 
 FILE = "small.gguf"
 HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 9
@@ -90,8 +91,8 @@ def test_a_valid_file_is_described(tmp_path: pathlib.Path) -> None:
     assert (folder.name, folder.gguf_file, folder.weights_folder) == ("small", FILE, tmp_path)
     assert folder.revision.startswith("small@") and folder.token_table is None
     assert {record.dtype for record in folder.tensors.values()} == {"Q8_0", "F32"}
-    assert folder.tensors["model.layers.0.self_attn.q_proj.weight"].head_rows == 8
-    assert folder.tensors["model.layers.0.self_attn.v_proj.weight"].head_rows == 0
+    assert folder.tensors["model.layers.0.self_attn.q_proj.weight"].order == RowOrder(4, 2)
+    assert folder.tensors["model.layers.0.self_attn.v_proj.weight"].order is None
 
 
 def test_offsets_lead_to_the_data(tmp_path: pathlib.Path) -> None:
@@ -223,7 +224,7 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
     ("change", "said"),
     [
         (_without("general.architecture"), "general.architecture is missing"),
-        (_with(general__architecture="gemma"), "olmo2, phi3, qwen2, qwen3, qwen3moe, smollm3, is 'gemma'"),
+        (_with(general__architecture="gemma"), "qwen2, qwen3, qwen35, qwen35moe, qwen3moe, smollm3, is 'gemma'"),
         (_without("llama.block_count"), "llama.block_count is missing"),
         (_with(llama__block_count=0), "llama.block_count must be an integer from 1"),
         (_with(llama__block_count=2000), "num_hidden_layers must be an integer from 1 to 1024, is 2000"),

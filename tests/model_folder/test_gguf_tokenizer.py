@@ -76,9 +76,15 @@ _CUTS = {
             ), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
 }  # fmt: skip
+_CUTS["qwen35"] = pre_tokenizers.Sequence([
+    pre_tokenizers.Split(tokenizers.Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| "
+        r"?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ), "isolated"),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])  # fmt: skip
 _CUTS["deepseek-r1-qwen"] = _CUTS["qwen2"]
 _CUTS["glm4"] = _CUTS["chatglm-bpe"] = _CUTS["dbrx"] = _CUTS["llama-bpe"]
-_COMPOSED = {"qwen2", "deepseek-r1-qwen"}
+_COMPOSED = {"qwen2", "qwen35", "deepseek-r1-qwen"}
 _BOS = {"llama-bpe", "tekken"}
 
 
@@ -229,6 +235,23 @@ def test_sentencepiece_vocabularies_are_merged_by_score(text: str, prefix: bool)
     assert tokenizer.decode(greedy(text, metadata)) == text
 
 
+@settings(max_examples=examples(100), deadline=None)
+@given(text=st.text(alphabet="then rsig\u00e9\n\u65e5", max_size=24))
+def test_sentencepiece_vocabularies_with_merges_of_their_own_are_merged_by_them(text: str) -> None:
+    """Gemma 4's: scores say nothing, and no space is put before a text."""
+    by_score = sentencepiece_metadata(False)
+    pieces = dict.fromkeys(_PIECES)
+    merges = [f"{piece[:cut]} {piece[cut:]}" for piece in pieces for cut in range(1, len(piece))]
+    stated = [merge for merge in merges if set(merge.split(" ")) <= set(pieces)]
+    scores = [0.0] * len(by_score["tokenizer.ggml.tokens"])
+    own = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.scores": scores, "tokenizer.ggml.merges": stated}
+    metadata = {key: value for key, value in by_score.items() if not key.endswith("add_space_prefix")} | own
+    tokenizer = made(metadata)
+    assert tokenizer.encode(text, add_special_tokens=False).ids == greedy(text, by_score)
+    assert tokenizer.encode(text).ids == [1, *greedy(text, by_score)]
+    assert tokenizer.decode(greedy(text, by_score)) == text
+
+
 def test_sentencepieces_special_tokens_are_found_in_texts() -> None:
     metadata = sentencepiece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -274,7 +297,7 @@ def test_a_vocabulary_travels_in_a_file(tmp_path: pathlib.Path) -> None:
     ("changes", "said"),
     [
         ({"tokenizer.ggml.model": "bert"},
-         "tokenizer.ggml.model must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is 'bert'"),
+         "tokenizer.ggml.model must be gpt2 (byte-level BPE), llama or gemma4 (SentencePiece BPE), is 'bert'"),
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.pre": "default"}, "tokenizer.ggml.pre must be one of gpt-2, llama-bpe"),
         ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is missing or empty"),

@@ -42,7 +42,10 @@ class PagedDriver:
         self.block_size = block_size
         self.free_blocks = np.random.default_rng(0).permutation(num_blocks).tolist()
         self.free_slots = list(range(_NUM_SLOTS))
-        caches = [torch.full((num_blocks, 2, heads, block_size, dim), float("nan")) for heads, dim in model.kv_heads]
+        caches = [
+            torch.full((num_blocks, 2, heads, block_size, dim), float("nan"), dtype=model.dtype)
+            for heads, dim in model.kv_heads
+        ]
         sources = iter(model.kv_sources)
         self.kv_caches = [
             torch.full((_NUM_SLOTS, size), float("nan")) if size else caches[next(sources)]

@@ -7,7 +7,9 @@ that alternate, experts of a layer in one tensor each for gates, ups and downs.
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -42,9 +44,18 @@ FAMILIES = {
     "smollm3-file": "Q4_1",
     "olmo2": "Q8_0",
     "olmo3": "Q8_0",
+    "gemma4-small": "Q5_1",
+    "gemma4-moe-wide": "Q8_0",
+    "glm4-moe-wide": "Q4_0",
+    "qwen3.5-wide": "Q4_K",
+    "qwen3.5-order-tied": "Q8_0",
+    "qwen3.5-moe-wide": "Q8_0",
 }
 # What they have is in others too.
-SLOW = ("gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3")
+SLOW = (
+    "gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3", "smollm3-file", "gemma3-file", "glm4", "gemma4-small",
+    "qwen3.5-wide", "qwen3.5-order-tied",
+)  # fmt: skip
 
 
 def written(source: pathlib.Path, path: pathlib.Path, name: str) -> tuple[Gguf, pathlib.Path]:
@@ -52,7 +63,7 @@ def written(source: pathlib.Path, path: pathlib.Path, name: str) -> tuple[Gguf, 
     own = FAMILIES[name]
 
     def kind_of(tensor: str, _: tuple[int, ...]) -> str:
-        if tensor.endswith(("mlp.router.weight", "block_sparse_moe.gate.weight", "_bias")):
+        if tensor.endswith((".router.weight", ".gate.weight", "router.proj.weight", "conv1d.weight", "_bias")):
             return "F32"
         return "Q8_0" if own == "MXFP4" and ".experts." not in tensor else own
 
@@ -150,6 +161,36 @@ def test_what_can_not_be_is_refused_by_name(gpt_oss: tuple[Gguf, pathlib.Path], 
             assert message in refusal(gguf, tmp_path)
     finally:
         gguf.metadata, gguf.tensors = metadata, tensors
+
+
+def test_what_layers_of_gemma_4_can_not_be_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path / "source", "gemma4-moe-wide")
+    gguf, _ = written(tmp_path / "source", tmp_path, "gemma4-moe-wide")
+    metadata, tensors = dict(gguf.metadata), dict(gguf.tensors)
+    keys: list[tuple[dict[str, Any], str]] = [
+        ({"attention.head_count_kv": [4, 2]}, "head_count_kv must be an integer from 1 on, or an array of 4"),
+        ({"attention.shared_kv_layers": 4}, "shared_kv_layers must be an integer from 0 to 3"),
+        ({"attention.sliding_window_pattern": [True]}, "must be an array of 4 booleans"),
+        ({"attention.value_length_swa": 4}, "value_length_swa must be the length of a head's key"),
+        ({"rope.dimension_count_swa": 4}, "dimension_count_swa must be 8"),
+        ({"feed_forward_length": [128, 64, 64, 64]}, "feed_forward_length must be one number, or twice that from"),
+        ({"expert_gating_func": 2}, "expert_gating_func must be 1 or absent"),
+    ]
+    for changed, message in keys:
+        gguf.metadata = metadata | {f"gemma4.{key}": value for key, value in changed.items()}
+        assert message in refusal(gguf, tmp_path)
+    gguf.metadata = metadata
+    still = "rope_freqs.weight"
+    misplaced = ("F32", (8,), np.array([1e30, *[1.0] * 7], np.float32).tobytes())
+    stored: list[tuple[dict[str, Any], str]] = [
+        ({still: None}, "tensor 'rope_freqs.weight' must be there, and be 1 for the planes"),
+        ({still: misplaced}, "tensor 'rope_freqs.weight' must be 1 for the first planes of a head and 1e+30"),
+        ({"blk.1.layer_output_scale.weight": None}, "tensor 'blk.1.layer_output_scale.weight' is missing"),
+        ({"blk.9.attn_q.weight": misplaced}, "tensor 'blk.9.attn_q.weight' is surplus"),
+    ]
+    for changes, message in stored:
+        gguf.tensors = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+        assert message in refusal(gguf, tmp_path)
 
 
 def test_a_scale_above_2_is_refused_by_layer(gpt_oss: tuple[Gguf, pathlib.Path], tmp_path: pathlib.Path) -> None:

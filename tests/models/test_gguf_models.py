@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -33,11 +34,12 @@ from headrace_backend.quantization import product_check
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.summaries import StoredSummary
 from headrace_backend.weights.block_records import as_in_file, block_kinds
-from headrace_backend.weights.destination import RotatedRows, TensorRows
+from headrace_backend.weights.destination import OrderedRows, TensorRows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
 from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight
 from headrace_model_folder import InvalidModelFolder, ModelFolder
+from headrace_model_folder.safetensors_header import RowOrder
 
 CPU = torch.device("cpu")
 # fp32 with sums in another order; logits are of order 10.
@@ -210,17 +212,28 @@ def test_a_cards_loader_gives_the_same_weights(demo: Written, kind: str, piece_b
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(heads=st.integers(1, 5), half=st.integers(1, 5), cuts=st.lists(st.integers(0, 50), max_size=6))
-def test_alternating_rows_are_put_into_order_whatever_the_pieces(heads: int, half: int, cuts: list[int]) -> None:
-    size = heads * half * 2
+@given(
+    groups=st.integers(1, 3),
+    order=st.builds(RowOrder, st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.sampled_from((0, 7))),
+    cuts=st.lists(st.integers(0, 90), max_size=6),
+    kept=st.tuples(st.integers(0, 200), st.integers(1, 200)),
+)
+def test_rows_are_put_into_order_whatever_the_pieces_and_whatever_is_kept(
+    groups: int, order: RowOrder, cuts: list[int], kept: tuple[int, int]
+) -> None:
+    """Halves of heads that alternate, and value heads by place, with rows before them or none."""
+    size = order.first + groups * order.size
     expected = torch.arange(size)
-    rows = expected.view(heads, 2, half).transpose(1, 2).flatten()
-    target = torch.full((size,), -1)
-    into = RotatedRows(TensorRows(target), 2 * half)
-    bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
-    for first, end in zip(bounds, bounds[1:], strict=False):
-        into.put(first, rows[first:end])
-    assert torch.equal(target, expected)
+    grouped = expected[order.first :].view(groups, order.inner, order.outer, order.run)
+    rows = torch.cat((expected[: order.first], grouped.transpose(1, 2).flatten()))
+    start = min(kept) % size
+    wanted = range(start, max(start + 1, min(max(kept), size)))
+    target = torch.full((len(wanted),), -1)
+    into = OrderedRows(TensorRows(target), order, wanted, size)
+    bounds = sorted({0, len(into.read), *(cut for cut in cuts if cut < len(into.read))})
+    for first, end in itertools.pairwise(bounds):
+        into.put(first, rows[into.read.start + first : into.read.start + end])
+    assert torch.equal(target, expected[wanted.start : wanted.stop])
 
 
 def test_divisors_of_frequencies_are_used(tmp_path: pathlib.Path) -> None:

@@ -137,7 +137,7 @@ class EngineOnRunner(Harness):
     def new_worker(self) -> RunnerWorker:
         sizes = WorkerSizes.of(self.config, self.model_len, cache=self.layout)
         device = next(self.model.parameters()).device
-        loaded = LoadedModel(self.model, sizes, torch.float32, device, draft=self.draft)
+        loaded = LoadedModel(self.model, sizes, self.model.dtype, device, draft=self.draft)
         caches = loaded.kv_caches(self.num_blocks, self.num_checkpoints)
         drafting = loaded.drafting_model(self.num_blocks)
         runner = self.make(self.model, sizes, caches, draft=drafting)

@@ -15,19 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.torch
 import torch
 from tests.support.gguf_families import (
-    ALTERNATING,
     ARCHITECTURES,
-    WHOLE_FACTORS,
     Typed,
     gguf_name,
+    in_layers,
     metadata_of,
     rope_factors,
     stacks,
 )
+from tests.support.gguf_layouts import layout
 from tests.support.gguf_numbers import KINDS, decode, quantize
 
 # Type of a metadata value -> number in files and struct's letter.
@@ -101,12 +100,6 @@ def _encoded(value: Any) -> tuple[int, bytes]:
     raise TypeError(value)
 
 
-def alternating(values: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
-    """Rows of queries or keys as Llama's files have them: the two halves of each head alternate."""
-    heads = values.reshape(num_heads, 2, len(values) // num_heads // 2, *values.shape[1:])
-    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
-
-
 Choice = Callable[[str, tuple[int, ...]], str]
 
 
@@ -131,18 +124,17 @@ def from_folder(folder: pathlib.Path, choose: Choice | str) -> tuple[Gguf, dict[
     def kind_of(name: str, shape: tuple[int, ...]) -> str:
         return "F32" if len(shape) == 1 else _fitting(choose if isinstance(choose, str) else choose(name, shape), shape)
 
-    for name, tensor in stored.items():
+    for theirs, tensor in stored.items():
+        name = in_layers(config, theirs)
         if ".experts." in name or (name == "lm_head.weight" and config.get("tie_word_embeddings")):
             continue
-        values = tensor.float().numpy()
+        change = layout(arch, config, name)
+        values = change.to_file(tensor.float().numpy())
         kind = kind_of(name, values.shape)
         rows = quantize(kind, values if values.ndim == 2 else values[None])
-        exact[name] = torch.from_numpy(decode(kind, rows).reshape(values.shape).copy())
-        if arch in ALTERNATING and (".q_proj." in name or ".k_proj." in name):
-            heads = config["num_attention_heads"] if ".q_proj." in name else config["num_key_value_heads"]
-            rows = alternating(rows.reshape(len(values), -1), heads)
-        if arch in WHOLE_FACTORS and name.endswith("norm.weight"):
-            rows = quantize(kind, values[None] + 1)
+        exact[theirs] = torch.from_numpy(change.back(decode(kind, rows).reshape(values.shape)).copy()).view(
+            tensor.shape
+        )
         tensors[gguf_name(arch, name)] = (kind, tuple(values.shape), rows.tobytes())
     for name, stack in stacks(stored).items():
         shape = stack.values.shape

@@ -51,9 +51,9 @@ class HybridWithMtp(Made):
         self.path = path
         self.ours, self.head = self.pair()
 
-    def pair(self) -> tuple[Any, MtpHead]:
-        """The model read anew, and its layer, which is joined to it."""
-        folder, where = ModelFolder.open(self.path), torch.device("cpu")
+    def pair(self, path: pathlib.Path | None = None) -> tuple[Any, MtpHead]:
+        """The model read anew, or from another path, and its layer, which is joined to it."""
+        folder, where = ModelFolder.open(path or self.path), torch.device("cpu")
         layer = open_mtp(folder)
 
         def build(opened: ModelFolder) -> ModelBuild:

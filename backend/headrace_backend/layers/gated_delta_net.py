@@ -12,6 +12,7 @@ up, as those of attention.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
@@ -22,7 +23,7 @@ from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.layers.step_metadata import StepMetadata, recurrent_entries
 from headrace_backend.quantization.linear_weight import LinearWeight
-from headrace_backend.weights.destination import PickedRows
+from headrace_backend.weights.destination import LoggedRates, PickedColumns, PickedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
@@ -53,13 +54,55 @@ class DecayRates(ShardedModule):
     def __init__(self, attention: description.GatedDeltaNet, heads: range, placement: Placement) -> None:
         super().__init__()
         wide = dataclasses.replace(placement, dtype=torch.float32)
-        self._names, self._heads = (attention.log_decay.name, attention.decay_bias.name), heads
+        self._attention, self._heads = attention, heads
         self.log_decay, self.bias = wide.empty(len(heads)), wide.empty(len(heads))
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """Rates and biases of the rank's heads."""
-        for name, values in zip(self._names, (self.log_decay, self.bias), strict=True):
-            yield CheckpointPart(name, WeightTarget.of(values, self._heads))
+        rates = (LoggedRates if self._attention.has_rates else TensorRows)(self.log_decay)
+        yield CheckpointPart(self._attention.log_decay.name, WeightTarget(rates, self._heads))
+        yield CheckpointPart(self._attention.decay_bias.name, WeightTarget.of(self.bias, self._heads))
+
+
+class ByPlaceLinear(RowLinear):
+    """An output projection whose inputs are value heads by their place among those of a key.
+
+    Files in blocks have them so, and blocks of 256 inputs reach over heads of 128: their order
+    can't be undone while they are read. So the heads' outputs are put into the file's order.
+    """
+
+    def __init__(self, attention: description.GatedDeltaNet, heads: range, placement: Placement) -> None:
+        """Allocates the weight.
+
+        Args:
+            attention: The layer.
+            heads: The value heads of this rank, side by side by key.
+            placement: Type and device.
+        """
+        dim = attention.value_dim
+        super().__init__(attention.output, range(heads.start * dim, heads.stop * dim), placement)
+        places = min(attention.values_per_key, len(heads))
+        self._shape = (len(heads) // places, places, dim)
+        self._num_inputs = attention.output.inputs
+        self._kept = list(_pieces(attention, heads))
+
+    def forward(self, x: Activations) -> Tensor:
+        """[num_tokens, len(inputs)] of heads side by side -> [num_tokens, output_size]."""
+        return super().forward(self._by_place(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """`residual += forward(x)`, for steps that fuse."""
+        super().add_to(residual, self._by_place(x))
+
+    def _by_place(self, x: Activations) -> Tensor:
+        assert isinstance(x, Tensor), "the layer gives tokens in the model's type"
+        return x.view(-1, *self._shape).transpose(1, 2).flatten(1)
+
+    def checkpoint_parts(self) -> Iterator[CheckpointPart]:
+        """The weight, of which a rank keeps a piece for each place."""
+        rows = range(self.weight.num_outputs)
+        kept = PickedColumns(self.weight.destination(rows), self._num_inputs, self._kept)
+        yield CheckpointPart(f"{self._name}.weight", WeightTarget(kept, rows, range(self._num_inputs)))
 
 
 class GatedDeltaNet(nn.Module):
@@ -89,7 +132,11 @@ class GatedDeltaNet(nn.Module):
         self.convolution = ShortConvolution(attention.convolution, channels, placement)
         self.decay = DecayRates(attention, heads, placement)
         self.norm = RmsNorm(attention.norm, placement)
-        self.o_proj = RowLinear(attention.output, value, placement)
+        self.o_proj = (
+            ByPlaceLinear(attention, heads, placement)
+            if attention.output_by_place
+            else RowLinear(attention.output, value, placement)
+        )
 
     def heads(self, x: Activations, rotations: Tensor, states: Tensor, metadata: StepMetadata) -> Tensor:
         """Computes what lies before the output projection; states change in place.
@@ -148,6 +195,15 @@ class GatedDeltaNet(nn.Module):
         """The projections before and behind the heads."""
         logits = () if self.gate_proj is None else (self.gate_proj.weight,)
         return self.in_proj.weight, *logits, self.o_proj.weight
+
+
+def _pieces(attention: description.GatedDeltaNet, heads: range) -> Iterator[range]:
+    """Inputs of some value heads in the order of their places; those side by side are one piece."""
+    by_key = (divmod(head, attention.values_per_key) for head in heads)
+    found = sorted(place * attention.num_key_heads + key for key, place in by_key)
+    for _, run in itertools.groupby(enumerate(found), key=lambda entry: entry[1] - entry[0]):
+        own = [head * attention.value_dim for _, head in run]
+        yield range(own[0], own[-1] + attention.value_dim)
 
 
 def _is_plain(placement: Placement) -> bool:

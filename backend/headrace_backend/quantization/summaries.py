@@ -18,7 +18,7 @@ from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.quantization.linear_weight import LinearWeight, ReportedWeight, total_report
 from headrace_backend.quantization.low_bit_weight import LowBitWeight, QuantizedRows
 from headrace_backend.quantization.tensor_error import RoundedRows
-from headrace_backend.weights.destination import CopiedRows, RotatedRows
+from headrace_backend.weights.destination import CopiedRows, OrderedRows, PickedColumns
 from headrace_backend.weights.placement import WeightTarget
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.weight_formats.block_weight import has_negative_scales, is_finite
@@ -154,7 +154,7 @@ def block_targets(targets: Mapping[str, WeightTarget]) -> Iterator[tuple[str, Bl
     """Checkpoint name and what takes the rows of each tensor that the file has in blocks."""
     for name, target in targets.items():
         into = target.destination
-        into = into.into if isinstance(into, RotatedRows) else into
+        into = into.into if isinstance(into, (OrderedRows, PickedColumns)) else into
         if isinstance(into, BlockRows):
             yield name, into
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from headrace_backend.weights.destination import RotatedRows
+from headrace_backend.weights.destination import OrderedRows
 from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import WeightTarget
 from headrace_kernels.weight_formats.block_weight import BlockKind
@@ -58,7 +58,7 @@ def _as_in_file(target: WeightTarget, record: TensorRecord | None) -> WeightTarg
     if record.dtype == MXFP4_TYPE:
         assert isinstance(target.destination, Mxfp4Rows), "experts alone are in MXFP4"
         return dataclasses.replace(target, destination=target.destination.file_blocks)
-    if not record.head_rows:
+    if record.order is None:
         return target
-    assert target.rows.start % record.head_rows == 0
-    return dataclasses.replace(target, destination=RotatedRows(target.destination, record.head_rows))
+    rows = OrderedRows(target.destination, record.order, target.rows, record.shape[0])
+    return dataclasses.replace(target, destination=rows, rows=rows.read)

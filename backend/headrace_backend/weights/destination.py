@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headrace_model_folder.safetensors_header import RowOrder
+
 
 class Destination(abc.ABC):
     """Takes the rows that a rank keeps of one checkpoint tensor."""
@@ -117,29 +119,102 @@ class CopiedRows(Destination):
         self.copy.put(first, rows)
 
 
-class RotatedRows(Destination):
-    """A destination that puts rows into order whose heads' two halves alternate."""
-
-    def __init__(self, into: Destination, head_rows: int) -> None:
-        self.into = into
-        self._head_rows = head_rows
-        self.shape, self.dtype, self.device, self.block = into.shape, into.dtype, into.device, into.block
+class LoggedRates(TensorRows):
+    """A view of a parameter that holds the logarithms of rates, which a checkpoint has negated."""
 
     def put(self, first: int, rows: Tensor) -> None:
         """Implements `Destination.put`."""
-        size = self._head_rows
-        begin = min(-first % size, len(rows))
-        end = begin + (len(rows) - begin) // size * size
-        self._put_part(first, rows[:begin])
-        if end > begin:
-            # Whole heads: [heads, places, halves] -> [heads, halves, places].
-            heads = rows[begin:end].reshape(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
-            self.into.put(first + begin, heads)
-        self._put_part(first + end, rows[end:])
+        self.tensor[first : first + len(rows)].copy_(rows).neg_().log_()
 
-    def _put_part(self, first: int, rows: Tensor) -> None:
-        """Some rows of one head: those of each half follow each other."""
-        size = self._head_rows
-        for offset in range(min(2, len(rows))):
-            place, half = divmod((first + offset) % size, 2)
-            self.into.put(first // size * size + half * (size // 2) + place, rows[offset::2])
+    @property
+    def in_place(self) -> Tensor | None:
+        """Implements `Destination.in_place`: what is filled directly would be rates."""
+        return None
+
+
+class PickedColumns(Destination):
+    """A destination of some pieces of a tensor's columns, side by side. It is given all of them."""
+
+    def __init__(self, into: Destination, num_columns: int, kept: Sequence[range]) -> None:
+        """Takes the columns of each of these ranges, which end where blocks do."""
+        assert sum(map(len, kept)) == into.shape[1]
+        inputs, num_bytes = into.block or (1, 1)
+        assert all(columns.start % inputs == columns.stop % inputs == 0 for columns in kept)
+        self.into = into
+        self._kept = [
+            slice(columns.start // inputs * num_bytes, columns.stop // inputs * num_bytes) for columns in kept
+        ]
+        self.shape, self.dtype, self.device = (into.shape[0], num_columns), into.dtype, into.device
+        self.block = into.block
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Implements `Destination.put`."""
+        self.into.put(first, torch.cat([rows[:, columns] for columns in self._kept], dim=1))
+
+    @property
+    def num_elements(self) -> int:
+        """Implements `Destination.num_elements`."""
+        return self.into.num_elements
+
+
+class OrderedRows(Destination):
+    """A destination that is given rows in a file's order, and puts them into that of modules."""
+
+    def __init__(self, into: Destination, order: RowOrder, kept: range, num_rows: int) -> None:
+        """Takes the rows that lie in a range once they are in order.
+
+        Args:
+            into: Destination of the rows of that range.
+            order: How the file has them.
+            kept: Rows that are kept, as modules count them.
+            num_rows: Rows of the tensor.
+        """
+        self.into, self._order, self._kept = into, order, kept
+        # Rows that are given: whole groups, and what comes before them.
+        start = kept.start if kept.start < order.first else kept.start - (kept.start - order.first) % order.size
+        self.read = range(start, kept.stop + (order.first - kept.stop) % order.size)
+        assert self.read.stop <= num_rows
+        self.shape = (len(self.read), *into.shape[1:])
+        self.dtype, self.device, self.block = into.dtype, into.device, into.block
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Implements `Destination.put`."""
+        order, size, first = self._order, self._order.size, self.read.start + first
+        before = min(max(order.first - first, 0), len(rows))
+        self._keep(first, rows[:before])
+        first, rows = first + before, rows[before:]
+        place = first - order.first
+        begin = min(-place % size, len(rows))
+        end = begin + (len(rows) - begin) // size * size
+        self._put_part(place, rows[:begin])
+        if end > begin:
+            # Whole groups: [groups, outer, inner, run] -> [groups, inner, outer, run].
+            groups = rows[begin:end].reshape(-1, order.outer, order.inner, order.run, *rows.shape[1:])
+            self._keep(first + begin, groups.transpose(1, 2).flatten(0, 3))
+        self._put_part(place + end, rows[end:])
+
+    def _put_part(self, place: int, rows: Tensor) -> None:
+        """Some rows of one group: those with one place in `inner` follow each other."""
+        if not len(rows):
+            return
+        order = self._order
+        group, offset = divmod(place, order.size)
+        runs = torch.arange(offset, offset + len(rows)) // order.run
+        for inner in range(order.inner):
+            own = (runs % order.inner == inner).nonzero().flatten()
+            if len(own):
+                within = offset + int(own[0])
+                outer = within // (order.run * order.inner)
+                first = (inner * order.outer + outer) * order.run + within % order.run
+                self._keep(order.first + group * order.size + first, rows[own.to(rows.device)])
+
+    def _keep(self, first: int, rows: Tensor) -> None:
+        """Hands on those of some rows in order that are kept."""
+        begin, end = max(first, self._kept.start), min(first + len(rows), self._kept.stop)
+        if begin < end:
+            self.into.put(begin - self._kept.start, rows[begin - first : end - first])
+
+    @property
+    def num_elements(self) -> int:
+        """Implements `Destination.num_elements`."""
+        return self.into.num_elements

@@ -38,7 +38,10 @@ def open_mtp(folder: ModelFolder) -> ModelFolder:
     """
     config = folder.config.mtp
     assert config is not None, "config.json announces an MTP layer"
-    if folder.tensors:
+    if folder.tensors and folder.gguf_file is not None:
+        # Which are checked where the file is opened.
+        folder = dataclasses.replace(folder, tensors=_own_tensors(folder, config))
+    elif folder.tensors:
         tensors = split_joined(config, _own_tensors(folder, config))
         config = _with_plain(config, tensors)
         check_tensors(config, tensors)
@@ -56,6 +59,11 @@ def _own_tensors(folder: ModelFolder, config: ModelConfig) -> dict[str, TensorRe
     for copy in _COPIES:
         own.pop(f"{prefix}{copy}", None)
     if not own:
+        if folder.gguf_file is not None:
+            raise InvalidModelFolder(
+                f"{folder.gguf_file}: nextn_predict_layers is 1, and the file has no tensors of a layer "
+                f"{len(folder.config.description.layers)}"
+            )
         raise InvalidModelFolder(
             f"{CONFIG_FILE} announces an MTP layer (num_nextn_predict_layers or mtp_num_hidden_layers is 1), and the "
             f"folder has no tensors {prefix}*"

@@ -20,9 +20,13 @@ class GgufNaming:
     # Whether the two elements that are rotated together follow each other in the rows of queries
     # and keys, where a Hugging Face folder has them half a head apart.
     alternates: bool = False
-    # Whether layers have experts, all of a layer in one tensor. Of two families of one name it is
-    # the one with experts whose files state a number of them.
-    has_experts: bool = False
+    # Whether layers have experts, all of a layer in one tensor; None: those of some models. Of two
+    # families of one name it is the one with experts whose files state a number of them.
+    has_experts: bool | None = False
+    # Whether experts are chosen by sigmoid scores, whose files state more of them.
+    has_sigmoid_scores: bool = False
+    # Whether layers may have other numbers of heads, or other widths, than each other.
+    has_varied_layers: bool = False
     # Architecture of files that state a sliding window; "": the family's own.
     windowed: str = ""
     # What files call the norm that folders call post_attention_layernorm.

@@ -29,7 +29,7 @@ from headrace_model_folder.description import (
 )
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT, MAX_WIDTH, Sizes, read_sizes, read_window
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import FULL, read_sliding
 from headrace_model_folder.families.mixtures.gemma4_experts import read_gemma4_routing, with_experts_beside
 from headrace_model_folder.fields import Fields
@@ -294,9 +294,14 @@ GEMMA4 = Family(
     describe,
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
+    gguf=GgufNaming("gemma4", has_experts=None, has_varied_layers=True, post_attention="post_attention_norm"),
 )
-GEMMA4_OF_SEVERAL = dataclasses.replace(GEMMA4, architecture="Gemma4ForConditionalGeneration", text_part=_TEXT_PART)
-GEMMA4_UNIFIED = dataclasses.replace(GEMMA4, architecture="Gemma4UnifiedForCausalLM", defaults=_UNIFIED_DEFAULTS)
+GEMMA4_OF_SEVERAL = dataclasses.replace(
+    GEMMA4, architecture="Gemma4ForConditionalGeneration", text_part=_TEXT_PART, gguf=None
+)
+GEMMA4_UNIFIED = dataclasses.replace(
+    GEMMA4, architecture="Gemma4UnifiedForCausalLM", defaults=_UNIFIED_DEFAULTS, gguf=None
+)
 GEMMA4_UNIFIED_OF_SEVERAL = dataclasses.replace(
     GEMMA4_UNIFIED, architecture="Gemma4UnifiedForConditionalGeneration", text_part=_TEXT_PART
 )

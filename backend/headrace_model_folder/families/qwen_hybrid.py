@@ -25,7 +25,7 @@ from headrace_model_folder.description import (
     Vector,
 )
 from headrace_model_folder.families.decoder import MAX_WIDTH, Sizes, Switches, decoder, read_sizes
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.fused import fused
 from headrace_model_folder.families.layer_types import FULL, read_other_kind
 from headrace_model_folder.families.mixtures.experts import ExpertNames, read_routing, with_experts
@@ -223,9 +223,18 @@ _TEXT_PART = TextPart(
     of_all=("tie_word_embeddings",),
 )
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe)
-QWEN3_5_OF_SEVERAL = dataclasses.replace(QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART)
-QWEN3_5_MOE = Family("Qwen3_5MoeForCausalLM", _DEFAULTS | _EXPERT_DEFAULTS, describe_moe)
+_GGUF = GgufNaming("qwen35", post_attention="post_attention_norm", has_whole_factors=True)
+
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, gguf=_GGUF)
+QWEN3_5_OF_SEVERAL = dataclasses.replace(
+    QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART, gguf=None
+)
+QWEN3_5_MOE = Family(
+    "Qwen3_5MoeForCausalLM",
+    _DEFAULTS | _EXPERT_DEFAULTS,
+    describe_moe,
+    gguf=dataclasses.replace(_GGUF, name="qwen35moe", has_experts=True),
+)
 QWEN3_5_MOE_OF_SEVERAL = dataclasses.replace(
-    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART
+    QWEN3_5_MOE, architecture="Qwen3_5MoeForConditionalGeneration", text_part=_TEXT_PART, gguf=None
 )

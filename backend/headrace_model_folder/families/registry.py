@@ -54,5 +54,8 @@ FAMILIES: dict[str, Family] = {
 }
 # By the name that GGUF files state, and whether layers have experts.
 GGUF_FAMILIES: dict[tuple[str, bool], Family] = {
-    (family.gguf.name, family.gguf.has_experts): family for family in FAMILIES.values() if family.gguf is not None
+    (family.gguf.name, has_experts): family
+    for family in FAMILIES.values()
+    if family.gguf is not None
+    for has_experts in ((False, True) if family.gguf.has_experts is None else (family.gguf.has_experts,))
 }

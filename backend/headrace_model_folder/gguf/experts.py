@@ -1,21 +1,25 @@
 """The experts of a GGUF file: tensors that hold a projection of all of a layer, as each expert's.
 
     blk.N.ffn_gate_exps [experts, inner, hidden] -> model.layers.N.mlp.experts.0.gate_proj, ...
+    blk.N.ffn_gate_up_exps [experts, 2 inner, hidden], in some files in place of gates and ups
 
-Owns their names, their types, and which bytes are whose.
+Owns how they are chosen, in config.json's words, the tensors' types, and which bytes are whose.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace_model_folder.description import Experts, Layer, Linear
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import WEIGHT_DTYPES
+from headrace_model_folder.families.family import GgufNaming
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.gguf.header import MXFP4_TYPE, GgufHeader, GgufTensor
+from headrace_model_folder.gguf.names import GgufNames
 from headrace_model_folder.safetensors_header import TensorRecord
 
 _MOST_EXPERTS = 1 << 16
@@ -24,93 +28,105 @@ _MAX_WIDTH = 1 << 26
 _WITH_BIASES = (*WEIGHT_DTYPES, "Q8_0", "Q4_0", MXFP4_TYPE)
 
 
-def expert_fields(fields: Fields, name: str) -> dict[str, Any]:
+# Kinds of scores by number, as files name them: softmax over all experts or over the chosen ones,
+# which are the same once weights add up to 1, and sigmoid. 0: the family's own.
+_SOFTMAX, _SIGMOID = (0, 3, 1), (0, 2)
+# The projections of one expert in one tensor, in the order of its outputs, for each expert.
+Stack = tuple[tuple[Linear, ...], ...]
+
+
+def expert_fields(fields: Fields, naming: GgufNaming) -> dict[str, Any]:
     """config.json's fields about experts.
 
     Args:
         fields: The file's metadata.
-        name: Prefix of the family's keys.
+        naming: What files of the family differ in.
 
     Raises:
         InvalidModelFolder: A way of choosing experts that the family does not have; the key is
             named.
     """
-    for key, expected in (
-        ("expert_shared_count", (0,)),
-        ("expert_weights_norm", (True,)),
-        # A softmax, over all experts or over the chosen ones: the same, once weights add up to 1.
-        ("expert_gating_func", (0, 3, 1)),
-    ):
-        value = fields.get(f"{name}.{key}")
-        if value is not None and value not in expected:
-            raise fields.error(f"{name}.{key}", f"must be {shown(expected[-1])} or absent, is {shown(value)}")
-    if fields.number(f"{name}.expert_weights_scale", -1e9, 1e9, 1.0) not in (0.0, 1.0):
-        raise fields.error(f"{name}.expert_weights_scale", "must be 1 or absent")
+    name = naming.name
+    _refuse_other_scores(fields, naming)
     count = fields.integer(f"{name}.expert_count", 1, _MOST_EXPERTS)
-    dense = fields.integer(f"{name}.feed_forward_length", 1, _MAX_WIDTH)
+    inner = f"{name}.expert_feed_forward_length"
+    if fields.get(inner) is None:
+        # Mixtral's files state one size.
+        inner = f"{name}.feed_forward_length"
     return {
         # Families call it either.
         "num_experts": count,
         "num_local_experts": count,
         "num_experts_per_tok": fields.integer(f"{name}.expert_used_count", 1, _MOST_EXPERTS),
-        # Mixtral's files state one size.
-        "moe_intermediate_size": fields.integer(f"{name}.expert_feed_forward_length", 1, _MAX_WIDTH, dense),
+        "moe_intermediate_size": fields.integer(inner, 1, _MAX_WIDTH),
         "norm_topk_prob": True,
     }
 
 
-def expert_tensors(layer: Layer) -> dict[str, tuple[Linear, ...]]:
+def _refuse_other_scores(fields: Fields, naming: GgufNaming) -> None:
+    rules: list[tuple[str, tuple[Any, ...]]] = [
+        ("expert_gating_func", _SIGMOID if naming.has_sigmoid_scores else _SOFTMAX)
+    ]
+    if not naming.has_sigmoid_scores:
+        rules += [("expert_shared_count", (0,)), ("expert_weights_norm", (True,)), ("expert_weights_scale", (0.0, 1.0))]
+    for key, expected in rules:
+        value = fields.get(f"{naming.name}.{key}")
+        if value is not None and value not in expected:
+            raise fields.error(f"{naming.name}.{key}", f"must be {shown(expected[-1])} or absent, is {shown(value)}")
+
+
+def expert_tensors(header: GgufHeader, layer: Layer, names: GgufNames) -> dict[str, Stack]:
     """Name of each tensor with experts of a layer -> the projections in it, biases last."""
     if not isinstance(layer.mlp, Experts):
         return {}
     experts = layer.mlp.experts
-    stacks = {
-        _stack(layer, "gate"): tuple(expert.gate for expert in experts),
-        _stack(layer, "up"): tuple(expert.up for expert in experts),
-        _stack(layer, "down"): tuple(expert.down for expert in experts),
-    }
+    both = names.experts(layer.name, "gate_up")
+    if f"{both}.weight" in header.tensors:
+        stacks: dict[str, Stack] = {both: tuple((expert.gate, expert.up) for expert in experts)}
+    else:
+        stacks = {
+            names.experts(layer.name, "gate"): tuple((expert.gate,) for expert in experts),
+            names.experts(layer.name, "up"): tuple((expert.up,) for expert in experts),
+        }
+    stacks[names.experts(layer.name, "down")] = tuple((expert.down,) for expert in experts)
     ends = ("weight", "bias") if layer.mlp.down.bias else ("weight",)
     return {f"{stack}.{end}": linears for end in ends for stack, linears in stacks.items()}
 
 
-def down_tensor(layer: Layer) -> str:
-    """Name of the tensor with a layer's down projections."""
-    return f"{_stack(layer, 'down')}.weight"
-
-
-def expert_records(header: GgufHeader, layer: Layer) -> Iterator[tuple[str, TensorRecord]]:
+def expert_records(header: GgufHeader, layer: Layer, names: GgufNames) -> Iterator[tuple[str, TensorRecord]]:
     """Hugging Face name and record of each projection of each expert of a layer.
 
     Raises:
         InvalidModelFolder: A tensor is missing or misshapen, or projections that are multiplied
             together are of types that can't be.
     """
-    stacks = expert_tensors(layer)
-    found = {name: _checked(header, name, linears) for name, linears in stacks.items()}
+    stacks = expert_tensors(header, layer, names)
+    found = {name: _checked(header, name, stack) for name, stack in stacks.items()}
     if stacks:
-        _check_types(header.file, layer, found)
-    for name, linears in stacks.items():
+        _check_types(header.file, found)
+    for name, stack in stacks.items():
         tensor, end = found[name], name.rpartition(".")[2]
+        linears = tuple(itertools.chain.from_iterable(stack))
         num_bytes = tensor.num_bytes // len(linears)
-        whole = TensorRecord(header.file, tensor.type.name, tensor.shape[1:], tensor.offset, num_bytes)
+        shape = (linears[0].outputs, *tensor.shape[2:])
+        whole = TensorRecord(header.file, tensor.type.name, shape, tensor.offset, num_bytes)
         for number, linear in enumerate(linears):
             yield f"{linear.name}.{end}", dataclasses.replace(whole, offset=tensor.offset + number * num_bytes)
 
 
-def _stack(layer: Layer, projection: str) -> str:
-    return f"blk.{layer.name.rpartition('.')[2]}.ffn_{projection}_exps"
-
-
-def _check_types(file: str, layer: Layer, found: Mapping[str, GgufTensor]) -> None:
+def _check_types(file: str, found: Mapping[str, GgufTensor]) -> None:
     """Gates and ups are of one type, down projections too if one is MXFP4; biases limit them."""
-    gate, up, down = (f"{_stack(layer, projection)}.weight" for projection in ("gate", "up", "down"))
-    types = {name: found[name].type.name for name in (gate, up, down)}
+    types = {name: tensor.type.name for name, tensor in found.items() if name.endswith(".weight")}
+    gate, *_, down = types
 
     def refused(name: str, rule: str) -> InvalidModelFolder:
         return InvalidModelFolder(f"{file}: tensor {shown(name)} has type {types[name]}, {rule}")
 
-    if types[gate] != types[up]:
-        raise refused(up, f"{gate} {types[gate]}: gates and ups of experts are multiplied together, and must be of one")
+    for up in list(types)[1:-1]:
+        if types[gate] != types[up]:
+            raise refused(
+                up, f"{gate} {types[gate]}: gates and ups of experts are multiplied together, and must be of one"
+            )
     if (types[gate] == MXFP4_TYPE) != (types[down] == MXFP4_TYPE):
         raise refused(down, f"{gate} {types[gate]}: of a layer's experts all or none are in {MXFP4_TYPE}")
     for name, kind in types.items():
@@ -118,9 +134,10 @@ def _check_types(file: str, layer: Layer, found: Mapping[str, GgufTensor]) -> No
             raise refused(name, f"one of {', '.join(_WITH_BIASES)} expected for experts with biases")
 
 
-def _checked(header: GgufHeader, name: str, linears: tuple[Linear, ...]) -> GgufTensor:
-    tensor, outputs, is_bias = header.tensors.get(name), linears[0].outputs, name.endswith(".bias")
-    shape = (len(linears), outputs) if is_bias else (len(linears), outputs, linears[0].inputs)
+def _checked(header: GgufHeader, name: str, stack: Stack) -> GgufTensor:
+    tensor, is_bias = header.tensors.get(name), name.endswith(".bias")
+    outputs = sum(linear.outputs for linear in stack[0])
+    shape = (len(stack), outputs) if is_bias else (len(stack), outputs, stack[0][0].inputs)
     if tensor is None:
         raise InvalidModelFolder(f"{header.file}: tensor {shown(name)} is missing")
     if tensor.shape != shape:

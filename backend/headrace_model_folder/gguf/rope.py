@@ -1,7 +1,8 @@
 """The rotary embedding of a GGUF file in config.json's words.
 
 Owns the metadata's keys, and the tensors in which files state what frequencies are divided by:
-Llama 3.1's one set, and Phi's two, for short contexts and long ones.
+Llama 3.1's one set, Gemma 4's, which only says what keeps still, and Phi's two, for short contexts
+and long ones.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from headrace_model_folder.gguf.header import GgufHeader, GgufTensor
 _FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _LIMIT = 1 << 26
+# What files divide a frequency by that is to be 0.
+_STILL = 1e30
 
 
 def rope_fields(fields: Fields, name: str) -> dict[str, Any]:
@@ -90,13 +93,44 @@ def longrope_fields(folder: pathlib.Path, header: GgufHeader, name: str, rotary_
     }
 
 
+def proportional_fields(folder: pathlib.Path, header: GgufHeader, rotary_dim: int) -> dict[str, Any]:
+    """The share of a head's planes that turn, where a file says that the last ones keep still.
+
+    Args:
+        folder: The file's folder.
+        header: The file's header.
+        rotary_dim: Elements of a head that are rotated, those that keep still too.
+
+    Returns:
+        Fields of a proportional rotation; nothing if all planes turn.
+
+    Raises:
+        InvalidModelFolder: Planes that keep still before others, or others that turn by anything
+            but their own frequencies.
+    """
+    if _FACTORS not in header.tensors:
+        return {}
+    divisors = _numbers(folder, header, _FACTORS, rotary_dim)
+    num_turning = sum(divisor < _STILL for divisor in divisors)
+    if num_turning == len(divisors):
+        return {}
+    if any(divisor != 1.0 for divisor in divisors[:num_turning]):
+        raise InvalidModelFolder(
+            f"{header.file}: tensor {shown(_FACTORS)} must be 1 for the first planes of a head and {_STILL:g} for the "
+            "others where some keep still"
+        )
+    return {"rope_type": "proportional", "partial_rotary_factor": num_turning / len(divisors)}
+
+
 def with_rope_factors(folder: pathlib.Path, header: GgufHeader, config: ModelConfig) -> ModelConfig:
     """Returns the config with what the file divides frequencies by, as Llama 3.1's files state it.
 
     Raises:
         InvalidModelFolder: Numbers that can't be divisors, or metadata that stretch too.
     """
-    if _FACTORS not in header.tensors:
+    if _FACTORS not in header.tensors or any(
+        attention.rope.rope_type == "proportional" for attention in config.description.attentions
+    ):
         return config
     factors, rope = _factors(folder, header, _FACTORS, config.description.attention.rotary_dim), config.description.rope
     if rope.rope_type != "default":
@@ -113,17 +147,22 @@ def shortest(value: float) -> float:
 
 
 def _factors(folder: pathlib.Path, header: GgufHeader, name: str, rotary_dim: int) -> tuple[float, ...]:
-    """Divisor of each frequency, as a tensor states it."""
+    """Divisor of each frequency, as a tensor states it, checked."""
+    factors = _numbers(folder, header, name, rotary_dim)
+    if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):
+        raise InvalidModelFolder(f"{header.file}: tensor {shown(name)} must hold numbers from 1e-6 to 1e6")
+    return factors
+
+
+def _numbers(folder: pathlib.Path, header: GgufHeader, name: str, rotary_dim: int) -> tuple[float, ...]:
+    """The numbers of a tensor with one for each plane of a head."""
     tensor = header.tensors[name]
     if tensor.type.name != "F32" or tensor.shape != (rotary_dim // 2,):
         raise InvalidModelFolder(
             f"{header.file}: tensor {shown(name)} must be F32 [{rotary_dim // 2}], is {tensor.type.name} "
             f"{list(tensor.shape)}"
         )
-    factors = struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, name, tensor))
-    if not all(math.isfinite(factor) and 1e-6 <= factor <= 1e6 for factor in factors):
-        raise InvalidModelFolder(f"{header.file}: tensor {shown(name)} must hold numbers from 1e-6 to 1e6")
-    return factors
+    return struct.unpack(f"<{rotary_dim // 2}f", _data(folder, header, name, tensor))
 
 
 def _data(folder: pathlib.Path, header: GgufHeader, name: str, tensor: GgufTensor) -> bytes:

@@ -1,68 +1,31 @@
 """The tensors of a GGUF file under Hugging Face's names, which all rooms behind this one use.
 
-Owns the two names of each tensor, and whose rows come in another order: Llama files have the rows
-of queries and keys so that the two numbers that are rotated together follow each other, where ours
-lie half a head apart.
+Owns which tensors must be there, in which shapes and types, and which may be there besides.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from headrace_model_folder.config import ModelConfig
-from headrace_model_folder.description import Experts
+from headrace_model_folder.description import Experts, GatedDeltaNet, Layer, ModelDescription
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.expected_tensors import WEIGHT_DTYPES
-from headrace_model_folder.families.family import Family, GgufNaming
+from headrace_model_folder.families.family import Family
 from headrace_model_folder.families.registry import GGUF_FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.fused_tensors import split_fused
-from headrace_model_folder.gguf.experts import down_tensor, expert_records, expert_tensors
+from headrace_model_folder.gguf.experts import expert_records, expert_tensors
 from headrace_model_folder.gguf.header import MXFP4_TYPE, GgufHeader, GgufTensor
+from headrace_model_folder.gguf.names import GgufNames
+from headrace_model_folder.gguf.row_orders import row_orders
 from headrace_model_folder.safetensors_header import TensorRecord
 
-_OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_OF_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.qkv_proj": "attn_qkv",
-    # One logit of each head, which folders do not call a weight.
-    "self_attn": "attn_sinks",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_self_attn_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias|sinks)")
 # What follows from metadata or was read with them.
 _TOLERATED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d{1,4}\.attn_rot_embd")
-
-
-def gguf_name(name: str, naming: GgufNaming) -> str:
-    """GGUF's name of a tensor."""
-    match = _LAYER_NAME.fullmatch(name)
-    if match is None:
-        return _OUTER[name]
-    words = naming.post_attention if match[2] == "post_attention_layernorm" else _OF_LAYER[match[2]]
-    return f"blk.{match[1]}.{words}.{match[3].replace('sinks', 'weight')}"
 
 
 def gguf_family(header: GgufHeader) -> Family:
@@ -95,32 +58,61 @@ def gguf_records(folder: pathlib.Path, header: GgufHeader, config: ModelConfig) 
         InvalidModelFolder: a tensor is missing, misshapen, surplus, or of a type that it can't
             have.
     """
+    names = _names(header, config)
+    # Files of models with a layer behind the last one may leave it out.
+    has_behind = any(names.is_behind(theirs) for theirs in header.tensors)
+    configs = [config, config.mtp] if config.mtp is not None and has_behind else [config]
     records: dict[str, TensorRecord] = {}
-    naming = _naming(header)
-    alternating = _alternating(config) if naming.alternates else {}
-    stacks: set[str] = set()
-    for layer in config.description.layers:
-        stacks.update(expert_tensors(layer))
-        records.update(expert_records(header, layer))
-    experts = frozenset(records)
-    for name, shape in config.description.stored_tensors().items():
-        if name in experts:
+    known: set[str] = set()
+    for each in configs:
+        found, theirs = _records_of(header, each.description, names)
+        records.update(split_fused(folder, each, found))
+        known |= theirs
+        for name, order in row_orders(each.description, names.naming).items():
+            records[name] = dataclasses.replace(records[name], order=order)
+    _refuse_surplus(header, config, known | set(_left_out(config, names)), names)
+    return records
+
+
+def _records_of(
+    header: GgufHeader, model: ModelDescription, names: GgufNames
+) -> tuple[dict[str, TensorRecord], set[str]]:
+    """Records of a model's tensors as they are stored, and the file's names of these."""
+    records: dict[str, TensorRecord] = {}
+    known: set[str] = set()
+    for layer in model.layers:
+        known.update(expert_tensors(header, layer, names))
+        records.update(expert_records(header, layer, names))
+    for name, shape in model.stored_tensors().items():
+        if name in records:
             continue
-        theirs = gguf_name(name, naming)
+        theirs = names.tensor(name)
         tensor = header.tensors.get(theirs)
         if tensor is None:
             raise InvalidModelFolder(f"{header.file}: tensor {shown(theirs)} is missing")
         _check(header.file, theirs, tensor, shape)
-        records[name] = TensorRecord(
-            header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes, alternating.get(name, 0)
-        )
-    known = stacks | {gguf_name(name, naming) for name in records if name not in experts}
+        records[name] = TensorRecord(header.file, tensor.type.name, shape, tensor.offset, tensor.num_bytes)
+        known.add(theirs)
+    return records, known
+
+
+def _left_out(config: ModelConfig, names: GgufNames) -> Iterator[str]:
+    """The file's names of tensors that nothing computes with: keys of layers that read others'."""
+    for unused in config.description.unused:
+        if unused.startswith("model.layers.") and not unused.endswith("."):
+            yield names.tensor(f"{unused}.weight")
+
+
+def _refuse_surplus(header: GgufHeader, config: ModelConfig, known: set[str], names: GgufNames) -> None:
+    num_behind = Fields(header.file, header.metadata).integer(
+        f"{names.naming.name}.nextn_predict_layers", 0, 1 << 10, 0
+    )
     for theirs in header.tensors:
-        if theirs not in known and not _TOLERATED.fullmatch(theirs):
-            raise InvalidModelFolder(
-                f"{header.file}: tensor {shown(theirs)} is surplus: {config.architecture} with these metadata has none"
-            )
-    return split_fused(folder, config, records)
+        if theirs in known or _TOLERATED.fullmatch(theirs) or (num_behind and names.is_behind(theirs)):
+            continue
+        raise InvalidModelFolder(
+            f"{header.file}: tensor {shown(theirs)} is surplus: {config.architecture} with these metadata has none"
+        )
 
 
 def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
@@ -128,28 +120,47 @@ def shared_blocks(header: GgufHeader, config: ModelConfig) -> tuple[int, int]:
 
     They are `ModelConfig.shared_blocks`.
     """
-    layers, naming = config.description.layers, _naming(header)
-    outputs = (gguf_name(f"{layer.attention.output.name}.weight", naming) for layer in layers)
-    downs = (
-        down_tensor(layer) if isinstance(layer.mlp, Experts) else gguf_name(f"{layer.mlp.down.name}.weight", naming)
-        for layer in layers
+    layers, names = config.description.layers, _names(header, config)
+    downs = (name for layer in layers for name in _downs(header, layer, names))
+    return (
+        max(_output_block(header, layer, names) for layer in layers),
+        max(header.tensors[name].type.block_inputs for name in downs),
     )
-    output, down = (max(header.tensors[name].type.block_inputs for name in names) for names in (outputs, downs))
-    return output, down
 
 
-def _naming(header: GgufHeader) -> GgufNaming:
+def _output_block(header: GgufHeader, layer: Layer, names: GgufNames) -> int:
+    """Inputs of attention's output that must lie on one rank, counted as ranks share them.
+
+    Where value heads stand by their place, a rank's inputs are a piece for each place.
+    """
+    block = header.tensors[names.tensor(f"{layer.attention.output.name}.weight")].type.block_inputs
+    if block > 1 and isinstance(layer.attention, GatedDeltaNet) and layer.attention.output_by_place:
+        return block * layer.attention.values_per_key
+    return block
+
+
+def _downs(header: GgufHeader, layer: Layer, names: GgufNames) -> Iterator[str]:
+    if not isinstance(layer.mlp, Experts):
+        yield names.tensor(f"{layer.mlp.down.name}.weight")
+        return
+    yield f"{names.experts(layer.name, 'down')}.weight"
+    if layer.mlp.shared is not None:
+        yield names.tensor(f"{layer.mlp.shared.mlp.down.name}.weight")
+
+
+def _names(header: GgufHeader, config: ModelConfig) -> GgufNames:
     naming = gguf_family(header).gguf
     assert naming is not None, "a family that files are of has names there"
-    return naming
+    return GgufNames.of(naming, config.description)
 
 
 def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
+    # Converters drop dimensions of 1, or keep them.
+    if _without_ones(tensor.shape) != _without_ones(shape):
         raise InvalidModelFolder(
             f"{file}: tensor {shown(name)} has shape {list(tensor.shape)}, {list(shape)} expected from the metadata"
         )
-    if len(shape) == 1 and tensor.type.name not in WEIGHT_DTYPES:
+    if len(tensor.shape) == 1 and tensor.type.name not in WEIGHT_DTYPES:
         raise InvalidModelFolder(
             f"{file}: tensor {shown(name)} has type {tensor.type.name}, one of {', '.join(WEIGHT_DTYPES)} expected for "
             "norms and biases"
@@ -160,12 +171,5 @@ def _check(file: str, name: str, tensor: GgufTensor, shape: tuple[int, ...]) -> 
         )
 
 
-def _alternating(config: ModelConfig) -> dict[str, int]:
-    """Name of each tensor of queries and keys -> rows of a head."""
-    attentions = config.description.attentions
-    return {
-        name: attention.head_dim
-        for attention in attentions
-        for linear in attention.projected[:2]
-        for name, _ in linear.tensors()
-    }
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

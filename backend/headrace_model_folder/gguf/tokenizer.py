@@ -1,9 +1,9 @@
 """The vocabulary in a GGUF file's metadata as a tokenizer.json and a chat template.
 
-Owns the two kinds of vocabulary that our tokenizer stack can express exactly: byte-level BPE
-("gpt2") with the ways of cutting text that it names, and SentencePiece's BPE ("llama"), whose
-merges follow from its scores. Any other is refused by name. A file may hold the whole
-tokenizer.json instead.
+Owns the three kinds of vocabulary that our tokenizer stack can express exactly: byte-level BPE
+("gpt2") with the ways of cutting text that it names, SentencePiece's BPE ("llama"), whose merges
+follow from its scores, and the same with merges of its own ("gemma4"). Any other is refused by
+name. A file may hold the whole tokenizer.json instead.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _AFTER_WORDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_WORDS
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_WORDS
+# Qwen 3.5's: marks belong to words.
+_QWEN35 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
@@ -50,6 +55,7 @@ _CUTS = {
     "llama3": (_LLAMA3, True),
     "llama-v3": (_LLAMA3, True),
     "qwen2": (_QWEN2, False),
+    "qwen35": (_QWEN35, False),
     # Qwen's vocabulary under other special tokens, cut alike (llama.cpp's `llama-vocab.cpp`).
     "deepseek-r1-qwen": (_QWEN2, False),
     "tekken": (_TEKKEN, True),
@@ -60,7 +66,7 @@ _CUTS = {
     "dbrx": (_LLAMA3, False),
 }
 # Qwen's own tokenizer composes characters first.
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")
+_COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")
 
 
 def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) -> bytes | None:
@@ -81,12 +87,13 @@ def gguf_tokenizer_json(file: str, metadata: dict[str, Any], vocab_size: int) ->
     kind = metadata.get(f"{_PREFIX}model", "no_vocab")
     if kind in ("none", "no_vocab"):
         return None
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise fields.error(
-            f"{_PREFIX}model", f"must be gpt2 (byte-level BPE) or llama (SentencePiece BPE), is {shown(kind)}"
+            f"{_PREFIX}model",
+            f"must be gpt2 (byte-level BPE), llama or gemma4 (SentencePiece BPE), is {shown(kind)}",
         )
     vocabulary = _Vocabulary(fields, vocab_size)
-    made = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentencepiece(fields, vocabulary)
+    made = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentencepiece(fields, vocabulary, kind)
     document = {
         "version": "1.0",
         "truncation": None,
@@ -221,14 +228,15 @@ def _byte_level(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
     }
 
 
-def _sentencepiece(fields: Fields, vocabulary: _Vocabulary) -> dict[str, Any]:
-    prefixes = fields.boolean(f"{_PREFIX}add_space_prefix", True)
+def _sentencepiece(fields: Fields, vocabulary: _Vocabulary, kind: str) -> dict[str, Any]:
+    has_merges = kind == "gemma4"
+    prefixes = fields.boolean(f"{_PREFIX}add_space_prefix", not has_merges)
     space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixes else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixes else []
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     unknown = vocabulary.id_of("unknown")
-    ids, merges = _scored(fields, vocabulary)
+    ids, merges = (vocabulary.ids(), vocabulary.merges()) if has_merges else _scored(fields, vocabulary)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, space]},
         "pre_tokenizer": None,
@@ -268,7 +276,7 @@ def _scored(fields: Fields, vocabulary: _Vocabulary) -> tuple[dict[str, int], li
 
 def _begins_texts(fields: Fields, kind: str) -> bool:
     """Whether the vocabulary's kind puts its first token before a text by default."""
-    return kind == "llama" or _CUTS[fields.text(f"{_PREFIX}pre", "default")][1]
+    return kind != "gpt2" or _CUTS[fields.text(f"{_PREFIX}pre", "default")][1]
 
 
 def _frame(fields: Fields, vocabulary: _Vocabulary, begins: bool) -> dict[str, Any] | None:

@@ -46,6 +46,16 @@ class GatedDeltaNet:
     decay_bias: Vector
     # Over each value head's output.
     norm: Norm
+    # Whether the tensor of `log_decay` has the rates themselves, negated: -exp of the logarithms.
+    has_rates: bool = False
+    # Whether the inputs of `output` are the first value head of every key, then the second of every
+    # key, and so on, in place of all heads of a key side by side.
+    output_by_place: bool = False
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads that share a query and a key."""
+        return self.num_value_heads // self.num_key_heads
 
     @property
     def num_channels(self) -> int:

@@ -2663,8 +2663,8 @@ type Model struct {
 	// such as "10.0.0.7:50061: serves llama at revision 5d1c, the others at 9b04". Only callers with
 	// the permission admin are shown them.
 	EnginesLeftOut []string `protobuf:"bytes,23,rep,name=engines_left_out,json=enginesLeftOut,proto3" json:"engines_left_out,omitempty"`
-	// How the model writes its calls of functions: "harmony", "hermes", "llama3-json", "mistral" or
-	// "qwen3-coder". Empty: it takes no tools.
+	// How the model writes its calls of functions: "gemma4", "harmony", "hermes", "llama3-json",
+	// "mistral" or "qwen3-coder". Empty: it takes no tools.
 	ToolFormat string `protobuf:"bytes,30,opt,name=tool_format,json=toolFormat,proto3" json:"tool_format,omitempty"`
 	// Whether the model may reason before it answers: its chat template has markers for that.
 	Reasoning bool `protobuf:"varint,31,opt,name=reasoning,proto3" json:"reasoning,omitempty"`

@@ -84,4 +84,4 @@ def _ends_inside(text: str, conversation: Conversation, form: ModelForm) -> bool
     if conversation.continues_last:
         last = conversation.messages[-1]["content"]
         return bool(last.rfind(start) > last.rfind(end))
-    return text.rstrip().endswith(start)
+    return text.rstrip().endswith(start.rstrip())

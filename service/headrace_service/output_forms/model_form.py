@@ -11,11 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from headrace_request.reasoning import Reasoning as Section
-from headrace_service.output_forms import harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
+from headrace_service.output_forms import gemma, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
 from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.parts import Calls, Part
 from headrace_service.output_forms.plain import AnswerReader, PlainReader
+
+
+def _holds_all(tool: Tool) -> str:
+    """Says of formats with JSON in them that grammars hold whatever schemas say."""
+    return ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,26 +31,34 @@ class _Format:
         markers: those that may be special tokens of the model.
         signs: what a chat template has if its model writes so; one of them suffices.
         grammar: of an output, from its tools and the special tokens that markers are.
+        why_not_strict: what in a tool's schema no grammar of it can hold; "": nothing.
     """
 
     markers: Sequence[str]
     signs: Sequence[str]
     grammar: Callable[[ToolUse, Mapping[str, int]], str]
+    why_not_strict: Callable[[Tool], str] = _holds_all
 
 
 # In the order in which templates are looked through: the first that fits counts.
 _FORMATS: Final[Mapping[str, _Format]] = {
-    "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar),
+    "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar, qwen_coder.why_not_strict),
     "hermes": _Format(hermes.MARKERS, (hermes.OPEN,), hermes.grammar),
     "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
     "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
+    "gemma4": _Format(gemma.MARKERS, (gemma.OPEN,), gemma.grammar, gemma.why_not_strict),
 }
 _HARMONY: Final = "harmony"
 NAMES: Final = (_HARMONY, *_FORMATS)
 # The variable of a template that says how much the model is to reason.
 _EFFORT: Final = "reasoning_effort"
 # Markers of reasoning, by which templates name them.
-_REASONING: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+_REASONING: Final = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought\n", "<channel|>"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,9 +103,11 @@ class ModelForm:
             return _of_channels(template, encode, special_ids, wanted)
         name, why = _call_format(template, wanted)
         reasoning = next((pair for pair in _REASONING if pair[1] in template), None)
-        markers = [*(_FORMATS[name].markers if name else ()), *(reasoning or ())]
+        # A channel's marker may be a special token, its name is text.
+        begun_by = [marker.partition("thought")[0] for marker in reasoning or ()]
+        markers = [*(_FORMATS[name].markers if name else ()), *begun_by]
         tokens = {marker: tuple(encode(marker)) for marker in markers}
-        section = Section(tokens[reasoning[0]], tokens[reasoning[1]]) if reasoning is not None else None
+        section = Section(tuple(encode(reasoning[0])), tuple(encode(reasoning[1]))) if reasoning else None
         special = _special(tokens, special_ids)
         return ModelForm(name, why, special, reasoning, section, takes_effort=_EFFORT in template)
 
@@ -145,7 +160,7 @@ class ModelForm:
 
     def why_not_strict(self, tool: Tool) -> str:
         """Returns what in a tool's schema no grammar of the format can hold; "": nothing."""
-        return qwen_coder.why_not_strict(tool) if self.call_format == "qwen3-coder" else ""
+        return _FORMATS[self.call_format].why_not_strict(tool) if self.call_format in _FORMATS else ""
 
     def _text_parameters(self, tool: Tool) -> tuple[str, ...]:
         return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format == "qwen3-coder" else ()
@@ -170,6 +185,8 @@ def answer_reader(
             return llama.LlamaReader(parts, calls, spelling, is_after_marker)
         case "mistral":
             return mistral.MistralReader(parts, calls, spelling, is_after_marker)
+        case "gemma4":
+            return gemma.GemmaReader(parts, calls, spelling, is_after_marker)
         case "qwen3-coder":
             texts = {tool.name: frozenset(tool.text_parameters) for tool in plan.tools}
             return qwen_coder.QwenCoderReader(parts, calls, spelling, is_after_marker, texts)

@@ -97,7 +97,9 @@ class OutputReader:
         return model_form.answer_reader(self._plan, self._parts, self._calls, self._spelling, is_after_marker)
 
     def _spelling(self, marker: str) -> str:
-        return self._spellings.get(marker, marker)
+        """What a marker is in the text that readers are fed; it may begin with a special token."""
+        begin = max((text for text in self._spellings if marker.startswith(text)), key=len, default="")
+        return self._spellings[begin] + marker.removeprefix(begin) if begin else marker
 
     def _cleaned(self, part: Part) -> Part | None:
         """Returns a part without what stands for special tokens; None if nothing is left of it."""

@@ -43,9 +43,12 @@ SCHEMAS = {tool.name: tool.parameters for tool in (WEATHER, CLOCK, NOTE)}
 # Harmony's grammar is one of whole outputs: `test_harmony_grammar`.
 NAMES = tuple(name for name in ALL_NAMES if name != "harmony")
 # Tokens of one byte, then the special ones.
-END, SPECIAL = 256, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
+END, SPECIAL = 256, (
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call>", "<tool_call|>", '<|"|>'
+)  # fmt: skip
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<end>"] + [text.encode() for text in SPECIAL]
 _TEMPLATES = {
+    "gemma4": "tools <|tool_call>",
     "hermes": "tools <tool_call>",
     "llama3-json": "tools <|python_tag|>",
     "mistral": "tools [TOOL_CALLS]",
@@ -113,9 +116,12 @@ def read(form: ModelForm, tools: list[Tool], tokens: list[int]) -> OutputReader:
     return reader
 
 
-CASES = [(name, False) for name in NAMES] + [("mistral", True), ("llama3-json", True)]
+CASES = [(name, False) for name in NAMES] + [("mistral", True), ("llama3-json", True), ("gemma4", True)]
 # How an output that calls functions begins, where it may do otherwise.
-_MARKERS = {"hermes": "<tool_call>", "qwen3-coder": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3-json": "{"}
+_MARKERS = {
+    "hermes": "<tool_call>", "qwen3-coder": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3-json": "{",
+    "gemma4": "<|tool_call>",
+}  # fmt: skip
 _TEXT = {name: b"" if name == "llama3-json" else b"So.\n" for name in NAMES}
 
 
@@ -125,8 +131,9 @@ _TEXT = {name: b"" if name == "llama3-json" else b"So.\n" for name in NAMES}
 def test_every_output_that_a_grammar_allows_is_read_as_valid_calls(
     name: str, specials: bool, choice: Any, parallel: bool
 ) -> None:
-    # A text in XML goes on until its end marker, which random draws do not come to.
-    form, tools = form_of(name, specials), [WEATHER, CLOCK, *([] if name == "qwen3-coder" else [NOTE])]
+    # A text goes on until its end marker, which random draws come to where that is one token alone.
+    has_ends = name != "qwen3-coder" and (name != "gemma4" or specials)
+    form, tools = form_of(name, specials), [WEATHER, CLOCK, *([NOTE] if has_ends else [])]
     use = ToolUse(tools, choice, parallel)
     draw, num_calls, num_whole = random.Random(5), [], 0
     begin = [] if choice == "required" else [*_TEXT[name], *encode(_MARKERS[name], specials)]
@@ -158,6 +165,7 @@ def test_a_tool_that_is_not_strict_gets_any_object(name: str) -> None:
     form = form_of(name, False)
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(form.grammar(ToolUse([tool], "required"))), log_level=0)
     texts = {
+        "gemma4": '<|tool_call>call:clock{b:[true,<|"|>c<|"|>]}<tool_call|>',
         "hermes": '<tool_call>\n{"name": "clock", "arguments": {"b": [true]}}\n</tool_call>',
         "llama3-json": '{"name": "clock", "parameters": {"b": [true]}}',
         "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {"b": [true]}}]',
@@ -196,6 +204,24 @@ def test_the_format_is_the_template_s_or_the_operator_s(template: str | None, wa
 def test_what_no_grammar_of_xml_can_hold_is_named(schema: dict[str, Any], why: str) -> None:
     assert form_of("qwen3-coder", False).why_not_strict(Tool("a", "", schema)) == why
     assert form_of("hermes", False).why_not_strict(Tool("a", "", schema)) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}}, "pattern of a"),
+        ({"type": "object", "properties": {"a:": {}}}, "the name a:"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, "$ref of a"),
+        ({"type": "object", "required": ["a"]}, "required of the arguments"),
+        ({"type": "object", "properties": {"a": {"enum": [["b"]]}}}, "a value of a that is no text or number"),
+        ({"type": "object", "properties": {"a": {"items": {"oneOf": []}, "type": "array"}}}, "oneOf of entries of a"),
+        ({"type": "object", "properties": {"a": {"type": "array", "minItems": 2000}}}, "minItems of a"),
+        ({"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, {"type": "string"}]}}}, ""),
+    ],
+)
+def test_what_no_grammar_of_bare_strings_can_hold_is_named(schema: dict[str, Any], why: str) -> None:
+    found = form_of("gemma4", False).why_not_strict(Tool("a", "", schema))
+    assert found.startswith(why) and bool(found) == bool(why)
 
 
 def test_the_setting_names_every_format() -> None:

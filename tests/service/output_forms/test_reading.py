@@ -23,6 +23,8 @@ HERMES = OutputPlan(call_format="hermes", tools=TOOLS)
 LLAMA = OutputPlan(call_format="llama3-json", tools=TOOLS)
 MISTRAL = OutputPlan(call_format="mistral", tools=TOOLS)
 QWEN_CODER = OutputPlan(call_format="qwen3-coder", tools=TOOLS)
+GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS)
+THINKING_GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS, reasoning=("<|channel>thought\n", "<channel|>"))
 THINKING = OutputPlan(reasoning=("<think>", "</think>"))
 THINKING_HERMES = OutputPlan(call_format="hermes", tools=TOOLS, reasoning=("<think>", "</think>"))
 INSIDE = OutputPlan(call_format="hermes", tools=TOOLS, reasoning=("<think>", "</think>"), begins_inside=True)
@@ -202,6 +204,33 @@ RECORDED: list[tuple[str, OutputPlan, str, list[Shown]]] = [
         '<think>Is it <tool_call>?</think>\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>',
         [("reasoning", "Is it <tool_call>?"), ("clock", "{}", True)],
     ),
+    (
+        "calls around text",
+        GEMMA,
+        'So.\n<|tool_call>call:weather{city:<|"|>Paris "N"<|"|>,note:None}<tool_call|>\n'
+        "<|tool_call>call:clock{}<tool_call|>",
+        ["So.", ("weather", '{"city": "Paris \\"N\\"", "note": null}', True), ("clock", "{}", True)],
+    ),
+    (
+        "values of every kind",
+        GEMMA,
+        '<|tool_call>call:clock{a:[ 1, -2.5e3,true,[],{<|"|>b c<|"|>:<|"|>{,}\n<|"|>}],d:{},e:word}<tool_call|>',
+        [("clock", '{"a": [1, -2.5e3, true, [], {"b c": "{,}\\n"}], "d": {}, "e": "word"}', True)],
+    ),
+    ("no call behind the marker", GEMMA, "<|tool_call>clock{}<tool_call|>", ["<|tool_call>clock{}<tool_call|>"]),
+    (
+        "arguments that break off",
+        GEMMA,
+        "<|tool_call>call:clock{a:1]}<tool_call|><|tool_call>call:clock{}<tool_call|>",
+        [("clock", '{"a": 1', False), ("clock", "{}", True)],
+    ),
+    ("a string that is cut", GEMMA, '<|tool_call>call:clock{a:<|"|>b<|', [("clock", '{"a": "b', False)]),
+    (
+        "thoughts, then a call",
+        THINKING_GEMMA,
+        "<|channel>thought\nIs it late?\n<channel|><|tool_call>call:clock{}<tool_call|>",
+        [("reasoning", "Is it late?"), ("clock", "{}", True)],
+    ),
     ("the prompt ends within reasoning", INSIDE, "so.\n</think>\n\nParis.\n", [("reasoning", "so."), "Paris.\n"]),
 ]
 CASES = pytest.mark.parametrize(
@@ -217,10 +246,11 @@ def test_a_recorded_output_becomes_its_parts_a_character_at_a_time_or_at_once(
     assert read(plan, list(text)) == read(plan, [text])
 
 
-PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, THINKING_HERMES, INSIDE)
+PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, THINKING_HERMES, INSIDE, THINKING_GEMMA)
 # What formats are made of, put together at random.
 _WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "call:clock{", "<|channel>thought\n", "<channel|>",
     "<function=", "</function>", "<parameter=", "</parameter>", '{"name": "weather", "arguments": {', '{"name": "',
     "weather", '"', "\\", "{", "}", "[", "]", ":", ",", ";", ">", " ", "\n", "a", '"parameters": ', "é", "1",
 ]  # fmt: skip
@@ -295,6 +325,25 @@ def test_a_special_token_that_begins_no_call_is_text_if_those_are_shown(shows_sp
     reader.feed(1, " b")
     reader.finish()
     assert reader.take() == [Text(text)]
+
+
+def test_gemmas_markers_that_are_special_tokens_end_strings_and_calls() -> None:
+    """The end of a call, which no string can spell then, ends one whose string has no end."""
+    special = ((4, "<|channel>"), (5, "<channel|>"), (6, "<|tool_call>"), (7, "<tool_call|>"), (8, '<|"|>'))
+    reader = OutputReader(
+        OutputPlan("gemma4", TOOLS, special, ("<|channel>thought\n", "<channel|>")), "request/0", shows_special=False
+    )
+    for piece in [4, "thought", "\n", "So", 5, 6, "call:weather{city:", 8, '<|"|>', 8, "}", 7]:
+        reader.feed(1, piece) if isinstance(piece, str) else reader.feed_marker(piece)
+    for piece in [6, "call:clock{a:", 8, "b<tool_call|>", 7, "Well."]:
+        reader.feed(1, piece) if isinstance(piece, str) else reader.feed_marker(piece)
+    reader.finish()
+    assert shown(reader.take()) == [
+        ("reasoning", "So"),
+        ("weather", '{"city": "<|\\"|>"}', True),
+        ("clock", '{"a": "b<tool_call|>', False),
+        "Well.",
+    ]
 
 
 def test_tokens_of_reasoning_are_counted_with_its_markers() -> None:

@@ -17,6 +17,7 @@ from tests.engine.harness import request
 from tests.models.checkpoints import CONFIGS
 from tests.support.engine_on_runner import EngineOnRunner, greedy
 from tests.support.examples import examples
+from tests.support.gguf_writer import from_folder
 from tests.support.hybrid_mtp_models import HybridWithMtp
 from tests.worker.step.test_cache_groups import Made, Schedule, check_schedule, prompt_of, qwen2, schedules
 
@@ -67,6 +68,13 @@ def counted(engine: EngineOnRunner, prompts: list[list[int]], count: int) -> tup
     done = [reader.done for reader in readers if reader.done is not None]
     drafts = sum(each.draft_tokens for each in done), sum(each.accepted_tokens for each in done)
     return [reader.tokens[0] for reader in readers], *drafts
+
+
+def test_the_layer_of_a_gguf_file_is_that_of_the_folder(predicting: HybridWithMtp, tmp_path: pathlib.Path) -> None:
+    gguf, _ = from_folder(predicting.path, "F32")
+    _, head = predicting.pair(gguf.write(tmp_path / "model.gguf"))
+    for name, parameter in predicting.head.named_parameters():
+        torch.testing.assert_close(head.get_parameter(name), parameter)
 
 
 # Other numbers are among those of the property below.

@@ -11,6 +11,7 @@ import pathlib
 
 import pytest
 import torch
+from tests.support.gguf_writer import from_folder
 from tests.support.kernel_case import DEVICES
 from tests.support.mtp_models import MtpOracle, make_agreeing, write_mtp_model
 from tests.support.quantized_folders import Quantized, Recipe, quantize_folder
@@ -84,6 +85,18 @@ def oracle(path: pathlib.Path) -> MtpOracle:
 
 def test_the_layer_drafts_what_transformers_layer_says(pair: tuple[CausalLM, MtpHead], oracle: MtpOracle) -> None:
     head_drafting.assert_drafts_are_the_oracles(pair, oracle)
+
+
+def test_the_layer_of_a_gguf_file_drafts_the_same(
+    path: pathlib.Path, oracle: MtpOracle, tmp_path: pathlib.Path
+) -> None:
+    """It stands behind the last layer, with copies of embedding and head that nobody reads."""
+    gguf, _ = from_folder(path, "F32")
+    file = gguf.write(tmp_path / "glm.gguf")
+    head_drafting.assert_drafts_are_the_oracles(pair_of(file), oracle)
+    gguf.tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith("blk.2.")}
+    with pytest.raises(InvalidModelFolder, match="nextn_predict_layers is 1, and the file has no tensors of a layer 2"):
+        open_mtp(ModelFolder.open(gguf.write(file)))
 
 
 @pytest.mark.slow  # Layers with other parts; that of every day has all of them.

@@ -23,7 +23,7 @@ from headrace_model_folder.description import (
 )
 from headrace_model_folder.errors import shown
 from headrace_model_folder.families.decoder import Switches, decoder, read_sizes
-from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.mixtures.experts import ExpertNames, Routing, read_routing, with_experts
 from headrace_model_folder.fields import Fields
 
@@ -121,4 +121,5 @@ GLM4_MOE = Family(
         "num_nextn_predict_layers": 1,
     },
     describe,
+    gguf=GgufNaming("glm4moe", has_experts=True, has_sigmoid_scores=True, post_attention="post_attention_norm"),
 )
