@@ -34,13 +34,11 @@ _MODULES = {
 
 def without_places(ptx: str) -> str:
     """The PTX without lines, files and comments of the source."""
-    return re.sub(r"\s*//.*", "", re.sub(r"^\s*\.(?:loc|file)\s.*\n", "", _debug_free(ptx), flags=re.MULTILINE))
-
-
-def _debug_free(ptx: str) -> str:
-    """The PTX up to its sections for debuggers, which stand last, and without labels for them."""
-    body = re.split(r"^\s*\.section\s+\.debug", ptx, maxsplit=1, flags=re.MULTILINE)[0]
-    return re.sub(r"^\$L__(?:tmp|func_begin|func_end)\w*:\n", "", body, flags=re.MULTILINE)
+    # Sections for debuggers stand last; labels of theirs are in the code.
+    code = re.split(r"^\s*\.section\s+\.debug", ptx, maxsplit=1, flags=re.MULTILINE)[0]
+    code = re.sub(r"^\$L__(?:tmp|func_begin|func_end)\w*:\n", "", code, flags=re.MULTILINE)
+    code = re.sub(r"^[ \t]*\.(?:loc|file)\s.*\n", "", code, flags=re.MULTILINE)
+    return re.sub(r"[ \t]*//.*", "", code)
 
 
 def kernels_of(room: str) -> list[Any]:
