@@ -356,7 +356,7 @@ def _gathered_kernel_sm90(
     WINDOWED: gl.constexpr,
 ):  # fmt: skip
     SHAPE: gl.constexpr = _shape(NUM_HEADS, KV_HEADS, DIM, TILE, STAGES, WINDOWED)
-    # Of each group two: its rows of this tile and of the next.
+    # Each group has two tiles here: its rows of this one and of the next.
     query_ring = gl.allocate_shared_memory(keys.dtype, [4, 64, DIM], keys.layout)
     key_ring = gl.allocate_shared_memory(keys.dtype, [STAGES, TILE, DIM], keys.layout)
     value_ring = gl.allocate_shared_memory(values.dtype, [STAGES, TILE, DIM], values.layout)

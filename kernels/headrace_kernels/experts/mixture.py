@@ -38,9 +38,10 @@ from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 # there it serves tests that want exact sums.
 _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
 _LEAST_TILE, _LARGEST_TILE = 16, 128
-# Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
+# Largest tiles of INT4, whose registers spill in larger ones: with products from shared memory,
+# and without.
 _LARGEST_INT4_TILES = (64, 16)
-# Of 8 bits in groups or blocks, which are summed up group by group.
+# Largest tiles of 8 bits in groups or blocks, which are summed up group by group.
 _LARGEST_GROUPED_TILES = (128, 32)
 # Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
 _LONG_PIECE = 1024

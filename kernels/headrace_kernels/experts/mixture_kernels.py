@@ -224,7 +224,7 @@ def multiply_pairs(
     x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
     tiles: tuple[PairTile, PairTile], gating: Gating = SILU,
 ) -> None:  # fmt: skip
-    """Computes many tokens, whose pairs are sorted by expert.
+    """Computes the experts of many tokens, whose pairs are sorted by expert.
 
     Args:
         x: [num_tokens, hidden], contiguous.

@@ -155,7 +155,7 @@ def _vector_down_kernel(
     n_read = tl.minimum(n, N - 1)[:, None]
     j = tl.arange(0, BLOCK_WORDS)[None, :]
     NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
-    # Of all experts at once: a program would wait for each number between two products.
+    # Asked for all experts at once: a program would wait for each number between two products.
     owned = ()
     for slot in tl.static_range(PER_TOKEN):
         owned = owned + (own_expert(experts_ptr, token * PER_TOKEN + slot, first_expert, NUM_EXPERTS),)
@@ -203,7 +203,7 @@ def multiply_vectors(
     add: bool,
     gating: Gating = SILU,
 ) -> None:
-    """Computes few tokens.
+    """Computes the experts of few tokens, each pair by itself.
 
     Args:
         x: [num_tokens, hidden], contiguous.

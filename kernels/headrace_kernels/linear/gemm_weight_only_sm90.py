@@ -83,7 +83,7 @@ class WarpgroupTile(NamedTuple):
 
 @gluon.jit
 def _copy_words(word_smem, word_ptr, tile, first_word, BLOCK_N: gl.constexpr, WORDS: gl.constexpr):
-    """64 words of each output."""
+    """Copies 64 words of each output of a program."""
     WIDTH: gl.constexpr = 128 // word_ptr.dtype.element_ty.primitive_bitwidth
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [gl.num_warps(), 1], [1, 0])
     n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
@@ -309,7 +309,7 @@ def launch(
     layout: WeightLayout,
     tile: WarpgroupTile,
 ) -> None:
-    """The kernel itself.
+    """Launches the GEMM.
 
     Args:
         x: [num_rows, K], contiguous.

@@ -71,7 +71,7 @@ class SmallBatch8BitTile(NamedTuple):
     slots: int
     # Programs among which the inputs are split.
     splits: int = 1
-    # Of a thread, so that more programs may run at a time.
+    # Most registers of a thread, so that more programs run at a time; None: as the compiler likes.
     max_registers: int | None = None
 
     def shared_bytes(self, num_rows: int) -> int:
@@ -310,7 +310,7 @@ def multiply_small_batch_8bit(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """Some rows.
+    """Multiplies 2 to 64 rows by a weight of 8 bits.
 
     Args:
         x: [num_rows, K], at most MAX_SMALL_BATCH_8BIT_ROWS of them.

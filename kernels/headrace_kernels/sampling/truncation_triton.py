@@ -127,7 +127,7 @@ def _surviving_mass(
     """Mass of what top_k and the threshold leave, relative to the most likely token."""
     masses = tl.zeros((TILE,), tl.float32)
     counts = tl.zeros((TILE,), tl.int32)
-    # Of one token whose key is the bound's.
+    # Mass of one token whose key is the bound's.
     border = tl.zeros((TILE,), tl.float32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
         if ordered_keys(_tile_peak(peaks, tile, TILE, BLOCK), KEY_SHIFT) >= top_k_key:
