@@ -46,7 +46,7 @@ def test_registers_or_shared_memory_limit_how_many_programs_run_at_a_time() -> N
 
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 8), st.integers(0, 200))
 def test_a_line_of_steps_is_shared_out_whole(steps: int, tiles: int, splits: int, programs: int) -> None:
-    """As many pieces are named as the tile with the most has, and no program is too many."""
+    """The pieces named are those of the tile with the most, and no program is too many."""
     share, pieces = shared_out(steps, tiles, splits, programs)
     owners = [step // share for step in range(tiles * steps)]
     of_tiles = [set(owners[tile * steps : (tile + 1) * steps]) for tile in range(tiles)]

@@ -163,7 +163,7 @@ def end_pieces(
     Args:
         sums: [pieces, num_rows, num_outputs] fp32, as `finish` stores pieces.
         token_scales: [num_rows, 1] fp32.
-        scales: Of outputs, [num_outputs] fp32.
+        scales: Scale of each output, [num_outputs] fp32, or None.
         bias: [num_outputs].
         out: [num_rows, num_outputs], written; num_outputs is a multiple of 16.
         steps: Steps of a tile.
