@@ -10,14 +10,17 @@ or where it is long in a file beside it.
     attention         what lies between a layer's projections: rotation, cache, attention
     linear            products with weights, plain or quantized
     experts           products of tokens with the weights of their experts alone
+    recurrence        linear attention: short convolution, gated delta rule
     weight_formats    what the bytes of a quantized weight mean
     sampling          from logits to tokens
+    speculation       drafts looked up, stored and accepted
     collectives       all-reduce over GPUs
+    hopper            what kernels in Gluon for sm_90 begin with: ring, barriers, stream-K
     here              operations of one file: `rms_norm`, `swiglu`, `embedding`, `step_inputs`,
                       `finite_rows`, `rounded_tokens` (tokens in 8 bits)
 
 Rooms do not know each other, but for `weight_formats`, from which attention, linear and experts
-take how bits are read. Launch rules ask `card` what the GPU has, and short kernels start early by
-`early_launch`. Functions take tensors and give tensors; nothing here knows models, requests or
-configuration. Sums are fp32 whatever the storage.
+take how bits are read, and `hopper`. Launch rules ask `card` what the GPU has, and short kernels
+start early by `early_launch`. Functions take tensors and give tensors; nothing here knows models,
+requests or configuration. Sums are fp32 whatever the storage.
 """

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-# Of sm_86 and sm_89.
+# Shared memory of a program on sm_86 and sm_89, the smallest that kernels are compiled for.
 _SMALL_SHARED_BYTES = 101_376
 _SMALL_MULTIPROCESSORS = 2
 
@@ -26,7 +26,7 @@ def shared_bytes(device: torch.device) -> int:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many there are."""
+    """Streaming multiprocessors of the card."""
     return (
         torch.cuda.get_device_properties(device).multi_processor_count
         if device.type == "cuda"

@@ -47,7 +47,7 @@ def _embedding_triton(token_ids: Tensor, weight: Tensor, first_token: int) -> Te
 
 
 def embedding(token_ids: Tensor, weight: Tensor, first_token: int = 0, whole: bool = True) -> Tensor:
-    """Looks tokens up.
+    """Looks the rows of tokens up in an embedding table.
 
     Args:
         token_ids: [num_tokens] int64.

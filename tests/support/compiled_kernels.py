@@ -57,10 +57,18 @@ from headrace_kernels.linear import (
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gated import dense as gated_dense
 from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
+from headrace_kernels.linear.w4a8 import gemm_sm90
+from headrace_kernels.linear.w4a8 import products as w4a8_products
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4
-from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.weight_formats.quantized_weight import (
+    Arrangement,
+    QuantizedWeight,
+    QuantKind,
+    allocate,
+    plane_inputs,
+)
 
 # Largest shared memory of a program, by architecture.
 _SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
@@ -477,6 +485,24 @@ def compile_scaled(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_w4a8(arch: int) -> list[Any]:
+    """Compiles the GEMM of INT4 weights and rounded tokens, with the tile of the rule.
+
+    One product has its tiles split, another has them whole; planes are of 64 and of 128 inputs.
+    """
+    with mock.patch.object(card, "multiprocessors", lambda device: 132), compiling_for(arch) as compiled:
+        for num_rows, product, group in itertools.product((128, 256), _PRODUCTS[1:4], (64, 128)):
+            outputs = product.num_outputs * (1 + product.gated)
+            weight = allocate(QuantKind.INT4, outputs, product.num_inputs, group, torch.bfloat16, torch.device("cpu"))
+            tokens = RoundedTokens.empty((num_rows, product.num_inputs), torch.float8_e4m3fn, torch.device("cpu"))
+            plane = plane_inputs(product.num_inputs, group)
+            sums = torch.empty(num_rows, product.num_inputs // (4 * plane) * gemm_sm90.SUMS_OF_STEP)
+            bias, out = (torch.empty(*rows, outputs, dtype=torch.bfloat16) for rows in ((), (num_rows,)))
+            for splits in (0, 1):
+                gemm_sm90.multiply_w4a8(tokens, sums, weight, bias, out, w4a8_products._TILE._replace(splits=splits))
+    return compiled
+
+
 def compile_head(arch: int) -> list[Any]:
     """Compiles an 8B Llama's output layer in 8 bits, with results in fp32.
 
@@ -746,6 +772,7 @@ _ROOMS = {
     "nibble_rows_all": functools.partial(compile_nibble_rows, every=True),
     "few": compile_few,
     "scaled": compile_scaled,
+    "w4a8": compile_w4a8,
     "head": compile_head,
     "arranged": compile_arranged,
     "arranged_all": functools.partial(compile_arranged, every=True),

@@ -16,13 +16,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from headrace_kernels.hopper import ring, stream_k
 
 
 class Kind:
@@ -191,6 +193,7 @@ class _Program:
         self.groups: list[list[Callable[[], object]]] = []
         self.products: list[Callable[[], object]] = []
         self.mbarrier = self.tma = _Barriers(self)
+        self.async_copy = self
 
     # The functions of the language, by their names there.
     def program_id(self, axis: int) -> Value:
@@ -271,7 +274,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 # What kernels import by name that a program does.
-_OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma"}
+_OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma", "async_copy"}
 
 
 def argument(given: Any) -> Any:
@@ -322,6 +325,23 @@ def language(program_id: Callable[[int], Value], num_warps: int) -> types.Simple
 
 
 @contextlib.contextmanager
+def speaking(modules: Iterable[Any], gl: types.SimpleNamespace, names: dict[str, Any]) -> Iterator[None]:
+    """Inside, the modules' Gluon functions are plain ones that speak a program's language.
+
+    Args:
+        modules: Modules of a kernel, and `hopper`'s, of which it has functions.
+        gl: The language.
+        names: What a program does, by the names under which modules import it.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            plain = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
+            found = {name: value for name, value in names.items() if name in vars(module)}
+            stack.enter_context(mock.patch.multiple(module, gl=gl, **plain, **found))
+        yield
+
+
+@contextlib.contextmanager
 def emulating(
     module: Any, kernel: Any, assembly: Callable[..., Tensor], eager: bool, careless: str | None = None
 ) -> Iterator[None]:
@@ -330,14 +350,14 @@ def emulating(
     `assembly(source, operands, kind)` stands for inline assembly.
 
     Args:
-        module: Module of the kernel; its Gluon functions become plain ones.
+        module: Module of the kernel.
         kernel: Name of the kernel in the module.
         assembly: What a piece of assembly makes of its operands.
         eager: Copies land at once.
         careless: "copies" or "products": one of them more than the kernel allows is left under way
             at its waits.
     """
-    plain = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
+    plain = getattr(module, kernel).fn
 
     class Launcher:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -356,11 +376,9 @@ def emulating(
                 names_of_language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: (
                     value(assembly(source, operands, dtype))
                 )
-                names = {name: getattr(program, name) for name in _OF_A_PROGRAM & vars(module).keys()}
-                if "async_copy" in vars(module):
-                    names["async_copy"] = program
-                with mock.patch.multiple(module, gl=names_of_language, **plain, **names):
-                    plain[kernel](*values, **constants)
+                names = {name: getattr(program, name) for name in _OF_A_PROGRAM}
+                with speaking((module, ring, stream_k), names_of_language, names):
+                    plain(*values, **constants)
 
     with mock.patch.object(module, kernel, Launcher()):
         yield

@@ -74,7 +74,7 @@ class ChunkTile:
 
 @dataclasses.dataclass(slots=True)
 class Chunk:
-    """A row with several tokens."""
+    """One row of a step that has several tokens to compute."""
 
     # [2 * num_kv_heads * num_blocks] int64, as in DecodeBucket.
     entries: Tensor
@@ -83,7 +83,7 @@ class Chunk:
 
 @dataclasses.dataclass(slots=True)
 class GatherPlan:
-    """All rows of a step."""
+    """What is gathered of the cache for all rows of a step."""
 
     buckets: list[DecodeBucket]
     chunks: list[Chunk]
@@ -91,7 +91,7 @@ class GatherPlan:
     # in the processor's cache, and no new pages (at 32 rows of 300 tokens a fresh buffer per layer
     # made gathering twice as slow).
     _scratch: Tensor | None = None
-    # Of a quantized cache: what was gathered, dequantized.
+    # What was gathered of a quantized cache, dequantized.
     _restored: Tensor | None = None
 
     def gather(self, kv_cache: Tensor, entries: Tensor) -> Tensor:

@@ -94,24 +94,10 @@ def _query_rows(
 
 @triton.jit
 def _absorb_cached(
-    acc,
-    largest,
-    total,
-    unit,
-    q,
-    position,
-    first_seen,
-    begin,
-    end,
-    window,
-    table,
-    kv_head,
-    kv_cache,
-    scales,
+    acc, largest, total, unit, q, position, first_seen, begin, end, window, table, kv_head, kv_cache, scales,
     score_scale,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Attends to the cached positions `begin` to `end`.
 
     Q [rows, padded_dim] belongs to tokens at `position` [rows]. Returns acc, largest, total, unit;
@@ -156,27 +142,10 @@ def _absorb_cached(
 
 @triton.jit
 def _store_result(
-    output,
-    partial,
-    lse,
-    done,
-    acc,
-    largest,
-    total,
-    unit,
-    first_token,
-    num_tokens,
-    first_query,
-    token,
-    head,
-    mask_row,
-    kv_head,
-    index,
-    count,
-    place,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    output, partial, lse, done, acc, largest, total, unit, first_token, num_tokens, first_query, token, head,
+    mask_row, kv_head, index, count, place,
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Stores the result of an entry's only split (place < 0), or a partial one.
 
     Of the programs that have the same query tokens the last one to finish merges them.
@@ -213,26 +182,10 @@ def _store_result(
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
 def decode_kernel(
-    query,
-    kv_cache,
-    scales,
-    output,
-    partial,
-    lse,
-    done,
-    splits,
-    query_start_loc,
-    seq_lens,
-    table_rows,
-    block_tables,
-    query_stride,
-    table_stride,
-    score_scale,
-    window,
-    sinks,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    query, kv_cache, scales, output, partial, lse, done, splits, query_start_loc, seq_lens, table_rows, block_tables,
+    query_stride, table_stride, score_scale, window, sinks,
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Attention of one split for one key/value head and part of an entry's query tokens.
 
     The grid is (num_kv_heads * parts, splits): parts that read the same keys run together.
@@ -273,17 +226,9 @@ def decode_kernel(
 
 @triton.jit
 def _rotated_rows(
-    places,
-    new_key,
-    is_newest,
-    mask_row,
-    rotation,
-    query_norm,
-    key_norm,
-    eps,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    places, new_key, is_newest, mask_row, rotation, query_norm, key_norm, eps,
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Q and the new token's key, normed and rotated, [rows, padded_dim] each.
 
     Every row of the key is the one key, in the layout of Q, and 0 in splits that it does not belong
@@ -311,23 +256,9 @@ def _rotated_rows(
 
 @triton.jit
 def _absorb_new(
-    acc,
-    largest,
-    total,
-    unit,
-    q,
-    k_new,
-    v_new,
-    mask_new,
-    is_newest,
-    slot,
-    kv_head,
-    kv_cache,
-    scales,
-    score_scale,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    acc, largest, total, unit, q, k_new, v_new, mask_new, is_newest, slot, kv_head, kv_cache, scales, score_scale,
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Writes the new token's key [rows, padded_dim] and value [1, padded_dim] and attends to them.
 
     What is seen of the token is what the cache holds from now on. Returns acc, largest, total,
@@ -368,31 +299,10 @@ def _absorb_new(
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=_COLUMNS)
 def raw_decode_kernel(
-    qkv,
-    rotations,
-    query_norm,
-    key_norm,
-    slot_mapping,
-    kv_cache,
-    scales,
-    output,
-    partial,
-    lse,
-    done,
-    splits,
-    query_start_loc,
-    seq_lens,
-    table_rows,
-    block_tables,
-    qkv_stride,
-    table_stride,
-    score_scale,
-    window,
-    sinks,
-    eps,
-    SHAPE: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    qkv, rotations, query_norm, key_norm, slot_mapping, kv_cache, scales, output, partial, lse, done, splits,
+    query_start_loc, seq_lens, table_rows, block_tables, qkv_stride, table_stride, score_scale, window, sinks, eps,
+    SHAPE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
     if SPLIT.is_early:
         grid_behind_may_start()

@@ -36,11 +36,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace_kernels import card
 from headrace_kernels.attention.step import GatheredContext, PagedAttentionStep
 from headrace_kernels.attention.tiles import LOG2_E
+from headrace_kernels.hopper.launch import tile_descriptor
+from headrace_kernels.hopper.ring import begin_product
 
 # Query rows of a tile: two groups of four warps with 64 each, as many as an instruction has.
 _ROWS = 128
@@ -203,9 +204,7 @@ def _scores(query, rings, count, SHAPE: gl.constexpr):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     key_ring, _, _, _, _, _ = rings
     keys = key_ring.index(count % SHAPE.stages).permute((1, 0))
-    # Not read: the first instruction of a product begins at 0.
-    nothing = gl.zeros([64, TILE], gl.float32, layout=SCORES)
-    return warpgroup_mma(query, keys, nothing, use_acc=False, is_async=True)
+    return begin_product(query, keys, 64, TILE, SCORES)
 
 
 @gluon.jit
@@ -357,7 +356,7 @@ def _gathered_kernel_sm90(
     WINDOWED: gl.constexpr,
 ):  # fmt: skip
     SHAPE: gl.constexpr = _shape(NUM_HEADS, KV_HEADS, DIM, TILE, STAGES, WINDOWED)
-    # Of each group two: its rows of this tile and of the next.
+    # Each group has two tiles here: its rows of this one and of the next.
     query_ring = gl.allocate_shared_memory(keys.dtype, [4, 64, DIM], keys.layout)
     key_ring = gl.allocate_shared_memory(keys.dtype, [STAGES, TILE, DIM], keys.layout)
     value_ring = gl.allocate_shared_memory(values.dtype, [STAGES, TILE, DIM], values.layout)
@@ -411,9 +410,7 @@ def attend_gathered_sm90(
     num_heads, head_dim = query.shape[1:]
     context = gathered.scratch.context
     num_kv_heads, capacity = context.shape[1:3]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    block = [_TILE, head_dim]
-    keys, values = (TensorDescriptor.from_tensor(half.view(-1, head_dim), block, layout) for half in context)
+    keys, values = (tile_descriptor(half.view(-1, head_dim), _TILE, head_dim) for half in context)
     stages = _RING_BYTES // (2 * _TILE * head_dim * query.element_size())
     num_items = tiles.shape[0] * num_kv_heads
     _gathered_kernel_sm90[(min(num_items, card.multiprocessors(query.device)),)](

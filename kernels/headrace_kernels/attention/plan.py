@@ -254,7 +254,7 @@ def prefill_tile_rows(head_dim: int, element_size: int) -> int:
 
 
 def prefill_tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, element_size: int = 2) -> int:
-    """Query tokens of a tile.
+    """Query tokens that one tile of prefill attention has.
 
     Raises:
         ValueError: A group of query heads is larger than a tile.

@@ -296,7 +296,7 @@ def _cut_tiles(own_tokens: int, tile_tokens: int | None) -> tuple[int, int]:
 
 
 def _launch_rule(rows: int, dim: int, query: Tensor, is_quantized: bool) -> Launch:
-    """Keys per tile, warps, stages.
+    """Launch sizes of prefill attention: keys per tile, warps, stages.
 
     64, 4, 3 was best for 128 rows and heads of 128 on an H200 (450 TFLOP/s). The rest is not
     measured yet: it is what compiles with few registers spilled. A quantized cache has the launch

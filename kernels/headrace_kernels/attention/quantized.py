@@ -80,7 +80,7 @@ def absorb_quantized(
     SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """One tile.
+    """Attends to one tile of quantized keys and values.
 
     Arguments as `absorb`, but query [M, D] and row_scales [M] of `divided_query`, k and v the
     cache's bytes, `scales` its memory as fp32, offs_key [N] where the keys begin, positions and

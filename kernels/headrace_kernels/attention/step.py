@@ -120,7 +120,7 @@ class GatherScratch:
 
     @property
     def capacity(self) -> int:
-        """Tokens, for `attention.plan.plan_prefill`."""
+        """Tokens that the scratch holds, which `attention.plan.plan_prefill` asks for."""
         return self.context.shape[2]
 
 

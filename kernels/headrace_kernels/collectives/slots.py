@@ -51,7 +51,7 @@ import triton.language as tl
 from headrace_kernels.collectives.words import reset_vectors
 
 BUFFERS = 3
-# Of each rank in a buffer.
+# Kinds of slots that each rank has in a buffer.
 KINDS = 2
 # int32 of each program: the next call's buffer; vectors that slots of either kind hold of the call
 # before.

@@ -130,7 +130,7 @@ def _block_tile_kernel(
 def multiply_blocks(
     x: Tensor, choice: Choice, pairs: SortedPairs, weights: ExpertWeights, out: Tensor, gating: Gating | None
 ) -> None:
-    """One product of all pairs.
+    """Multiplies all pairs of token and expert by weights in blocks.
 
     Args:
         x: [num_tokens, hidden] with a gating; without [num_pairs, inner], a row for each place.

@@ -2,8 +2,9 @@
 
     y = sum over a token's experts e of weight_e down_e(gated(gate_e(x), up_e(x)))
 
-Owns the operation and the rule of which kernels run (`mixture_kernels`). Where Triton does not run,
-each expert that a token chose multiplies its tokens by itself.
+Owns the operation and the rule of which kernels run (`mixture_kernels`, `vector_kernels` and those
+of other weights). Where Triton does not run, each expert that a token chose multiplies its tokens
+by itself.
 
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
@@ -22,18 +23,12 @@ from headrace_kernels import card
 from headrace_kernels.experts.block_kernels import multiply_blocks
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
-from headrace_kernels.experts.mixture_kernels import (
-    PairTile,
-    VectorTile,
-    combine_pairs,
-    multiply_pairs,
-    multiply_tiles,
-    multiply_vectors,
-)
+from headrace_kernels.experts.mixture_kernels import PairTile, combine_pairs, multiply_pairs, multiply_tiles
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.plain_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.routing import Choice, sort_pairs
+from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
@@ -43,9 +38,10 @@ from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 # there it serves tests that want exact sums.
 _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
 _LEAST_TILE, _LARGEST_TILE = 16, 128
-# Of INT4, whose registers spill in larger ones: with products from shared memory, and without.
+# Largest tiles of INT4, whose registers spill in larger ones: with products from shared memory,
+# and without.
 _LARGEST_INT4_TILES = (64, 16)
-# Of 8 bits in groups or blocks, which are summed up group by group.
+# Largest tiles of 8 bits in groups or blocks, which are summed up group by group.
 _LARGEST_GROUPED_TILES = (128, 32)
 # Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
 _LONG_PIECE = 1024
@@ -225,7 +221,7 @@ def _multiply_few(
     add: bool,
     gating: Gating,
 ) -> None:
-    """Few tokens by the kernels of their weights' kind: see `mixture_kernels.multiply_vectors`."""
+    """Few tokens by the kernels of their weights' kind: see `vector_kernels.multiply_vectors`."""
     if isinstance(gate_up.weight, Mxfp4Weight):
         multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
         return

@@ -119,7 +119,7 @@ def embedding_reference(token_ids: Tensor, weight: BlockWeight) -> Tensor:
 
 
 def embedding(token_ids: Tensor, weight: BlockWeight) -> Tensor:
-    """Looks tokens up.
+    """Looks the rows of tokens up in a table of blocks.
 
     Args:
         token_ids: [num_tokens] int64.

@@ -151,7 +151,7 @@ def takes(weight: BlockWeight) -> bool:
 
 
 def multiply_small_batch(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
-    """Few rows.
+    """Multiplies up to 32 rows by a weight in blocks.
 
     Args:
         x: [num_rows, K], at most MAX_SMALL_BATCH_ROWS of them.

@@ -209,7 +209,7 @@ def multiply(
     add: bool = False,
     early: bool = False,
 ) -> None:
-    """Runs one of the kernels.
+    """Multiplies few rows by a plain weight, by the kernel of their number.
 
     Args:
         x: [num_rows, K], at most MAX_ROWS of them.

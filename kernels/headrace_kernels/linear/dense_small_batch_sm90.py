@@ -36,16 +36,18 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from headrace_kernels import card
+from headrace_kernels.hopper.launch import aligned, tile_descriptor
+from headrace_kernels.hopper.ring import (
+    advance,
+    grid_before_is_done,
+    grid_behind_may_start,
+    new_barriers,
+    publish_barriers,
+    slot_before,
+)
 
 # Rows of a program, at most.
 MAX_WARPGROUP_ROWS = 16
@@ -114,18 +116,6 @@ def _copy_x(
 
 
 @gluon.jit
-def _grid_before_is_done():
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _grid_behind_may_start():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def _diagonal(sums, MMA: gl.constexpr, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
     """Adds up the blocks on the diagonal: [BLOCK_N, ROWS] of [SLICES BLOCK_N, SLICES ROWS]."""
     if SLICES > 1:
@@ -156,20 +146,16 @@ def _stream_kernel(
     first_n = gl.program_id(0) * BLOCK_N
     weight_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SIDES * SLICES, BLOCK_N, 64], weight_desc.layout)
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SLICES, ROWS, 64], x_desc.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(SLOTS):
-        mbarrier.init(arrived.index(place), count=1)
-    # The copy engine sees them.
-    fence_async_shared()
-    gl.thread_barrier()
+    arrived = new_barriers(SLOTS)
+    publish_barriers()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             _copy_weight(
                 weight_desc, arrived, weight_smem, place, first_n, place * 64 * SUBS,
                 N, SHARE, SLICES, SUBS, SIDES, STEP_BYTES,
             )  # fmt: skip
-    _grid_behind_may_start()
-    _grid_before_is_done()
+    grid_behind_may_start()
+    grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             _copy_x(x_desc, arrived, x_smem, place, place * 64 * SUBS, SHARE, SLICES, SUBS)
@@ -179,13 +165,12 @@ def _stream_kernel(
     y = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
     up = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
     slot = 0
-    # Of a slot's barrier: whether steps have come to it an odd number of times.
     phase = 0
     for step in range(0, STEPS):
         mbarrier.wait(arrived.index(slot), phase)
         # All warps are through with the slot before this one.
         gl.thread_barrier()
-        free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
+        free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
         if ahead < STEPS:
             _copy_weight(
@@ -202,8 +187,7 @@ def _stream_kernel(
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
-        phase = gl.where(slot == SLOTS - 1, 1 - phase, phase)
-        slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+        slot, phase = advance(slot, phase, SLOTS)
     # Four outputs of a row in a thread.
     STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
     y = gl.convert_layout(_diagonal(y, MMA, SLICES, BLOCK_N, ROWS), STORE)
@@ -239,12 +223,6 @@ def takes_streams(weight: Tensor) -> bool:
     )
 
 
-def _descriptor(numbers: Tensor, rows: int) -> TensorDescriptor:
-    """What the copy engine reads `rows` rows of 64 inputs from."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(numbers, [rows, _WIDTH], layout)
-
-
 def multiply_streams(
     x: Tensor,
     weight: Tensor,
@@ -270,11 +248,9 @@ def multiply_streams(
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert 1 <= num_rows <= MAX_WARPGROUP_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
     assert num_inputs % (tile.slices * tile.subs * _WIDTH) == 0 and tile.slots >= 2 and out.is_contiguous()
-    # The copy engine reads from multiples of 16 bytes.
-    x = x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.contiguous().clone()
     rows = _rows_of(num_rows)
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        _descriptor(weight, tile.block_n), _descriptor(x, rows), bias, out, num_rows,
+        tile_descriptor(weight, tile.block_n, _WIDTH), tile_descriptor(aligned(x), rows, _WIDTH), bias, out, num_rows,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,
         STEP_BYTES=_step_bytes(tile, num_rows, gated), GATED=gated, ADD=add,
         num_warps=_NUM_WARPS, maxnreg=None, launch_pdl=is_parameter,

@@ -36,6 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from headrace_kernels import card
+from headrace_kernels.hopper.launch import programs_at_a_time
+from headrace_kernels.hopper.ring import next_slot, slot_before
 from headrace_kernels.weight_formats.conversions import byte_assembly, dequantizing_assembly
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
@@ -43,8 +45,6 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 # Words of an output that are read at a time, and inputs that are multiplied at a time.
 _WIDTH = 64
 _STEP_INPUTS = 256
-# Shared memory of a multiprocessor of sm_90.
-_MULTIPROCESSOR_BYTES = 228 << 10
 
 
 class WarpgroupTile(NamedTuple):
@@ -78,13 +78,12 @@ class WarpgroupTile(NamedTuple):
     def programs_at_a_time(self, kind: QuantKind) -> int:
         """Programs that a multiprocessor of sm_90 holds, by registers and shared memory."""
         registers = 128 if self.block_n * self.block_m <= 1024 * self.num_warps else 255
-        shared = _MULTIPROCESSOR_BYTES // (self.shared_bytes(kind) + 1024)
-        return max(1, min(65_536 // (32 * self.num_warps * registers), shared))
+        return programs_at_a_time(self.num_warps, registers, self.shared_bytes(kind))
 
 
 @gluon.jit
 def _copy_words(word_smem, word_ptr, tile, first_word, BLOCK_N: gl.constexpr, WORDS: gl.constexpr):
-    """64 words of each output."""
+    """Copies 64 words of each output of a program."""
     WIDTH: gl.constexpr = 128 // word_ptr.dtype.element_ty.primitive_bitwidth
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, WIDTH], [WIDTH // 2, 64 // WIDTH], [gl.num_warps(), 1], [1, 0])
     n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
@@ -233,8 +232,8 @@ def _gemm_sm90_kernel(
     slot = 0
     half = 0
     for step in range(first, last):
-        next_slot = gl.where(slot == WORD_SLOTS - 1, 0, slot + 1)
-        free_slot = gl.where(slot == 0, WORD_SLOTS - 1, slot - 1)
+        coming = next_slot(slot, WORD_SLOTS)
+        free_slot = slot_before(slot, WORD_SLOTS)
         for part in gl.static_range(4):
             async_copy.wait_group(_groups_under_way(part, AHEAD, WORD_SLOTS, INT4))
             total = warpgroup_mma(w, x_smem.index(half * 4 + part).permute((1, 0)), total, is_async=True)
@@ -255,12 +254,12 @@ def _gemm_sm90_kernel(
             if part < 3:
                 w = _restored(word_smem, scale_smem, zero_smem, slot, part + 1, LEFT, KIND, DTYPE, BLOCK_N)
             else:
-                w = _restored(word_smem, scale_smem, zero_smem, next_slot, 0, LEFT, KIND, DTYPE, BLOCK_N)
+                w = _restored(word_smem, scale_smem, zero_smem, coming, 0, LEFT, KIND, DTYPE, BLOCK_N)
         # Registers of a product under way may not cross the loop's end: the assembler would wait
         # after every instruction.
         total = warpgroup_mma_wait(0, deps=[total])
         half = (half + 1) % HALVES
-        slot = next_slot
+        slot = coming
     async_copy.wait_group(0)
     _finish(total, scale_ptr, bias_ptr, out_ptr, split, first_m, first_n, M, N, BLOCK_N, BLOCK_M, SPLIT, MMA, INT4)
 
@@ -310,7 +309,7 @@ def launch(
     layout: WeightLayout,
     tile: WarpgroupTile,
 ) -> None:
-    """The kernel itself.
+    """Launches the GEMM.
 
     Args:
         x: [num_rows, K], contiguous.

@@ -186,7 +186,7 @@ def multiply_gemv(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """One row.
+    """Multiplies one row by a weight of 8 bits.
 
     Args:
         x: [1, K].

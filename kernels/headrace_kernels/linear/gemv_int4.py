@@ -62,7 +62,7 @@ class Int4GemvTile(NamedTuple):
     # Atoms of a run: 1, 2, or 4, at most those of a tile. A warp takes two runs at a time, whose
     # words are loaded before any is used; the next ones while these are used.
     run: int
-    # Of a thread, so that more programs may run at a time.
+    # Most registers of a thread, so that more programs run at a time; None: as the compiler likes.
     max_registers: int | None = None
 
 
@@ -344,7 +344,7 @@ def multiply_gemv_int4(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """One row.
+    """Multiplies one row by an INT4 weight.
 
     Args:
         x: [1, K].

@@ -36,7 +36,7 @@ def _take_kernel(x_ptr, order_ptr, out_ptr, K: tl.constexpr, BLOCK: tl.constexpr
 
 
 def take_inputs(x: Tensor, order: Tensor | None) -> Tensor:
-    """Gathers inputs.
+    """Gathers the columns of x in the order that a weight stores its inputs in.
 
     Args:
         x: [num_rows, K] bf16, fp16 or fp32.

@@ -33,7 +33,7 @@ _ROW_TILES: dict[QuantKind, tuple[GemvTile | Int4GemvTile, ...]] = {
 
 
 def gemv_rule(weight: QuantizedWeight, gated: bool = False) -> GemvTile | Int4GemvTile:
-    """The tile of one row."""
+    """The tile of the GEMV, which multiplies one row."""
     gate_up, few_outputs, others = _ROW_TILES[weight.kind]
     if gated:
         if isinstance(gate_up, Int4GemvTile) and weight.num_inputs > 4096:

@@ -191,7 +191,7 @@ def multiply_small_batch(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """Few rows.
+    """Multiplies 2 to 16 rows by a quantized weight.
 
     Args:
         x: [num_rows, K], at most MAX_SMALL_BATCH_ROWS of them.

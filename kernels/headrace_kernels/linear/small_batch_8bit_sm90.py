@@ -43,6 +43,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from headrace_kernels import card
+from headrace_kernels.hopper.launch import aligned
+from headrace_kernels.hopper.ring import next_slot, slot_before
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import byte_assembly
@@ -69,7 +71,7 @@ class SmallBatch8BitTile(NamedTuple):
     slots: int
     # Programs among which the inputs are split.
     splits: int = 1
-    # Of a thread, so that more programs may run at a time.
+    # Most registers of a thread, so that more programs run at a time; None: as the compiler likes.
     max_registers: int | None = None
 
     def shared_bytes(self, num_rows: int) -> int:
@@ -199,21 +201,9 @@ def _small_batch_8bit_kernel(
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
             _copy_step(
-                x_smem,
-                word_smem,
-                x_ptr,
-                word_ptr,
-                place,
-                first + place,
-                first_n,
-                M,
-                AWAY,
-                WEIGHT_N - 1,
-                K,
-                SIDE_N,
-                SIDES,
-                ROWS,
-            )
+                x_smem, word_smem, x_ptr, word_ptr, place, first + place, first_n, M,
+                AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS,
+            )  # fmt: skip
         async_copy.commit_group()
     totals = ()
     for _side in gl.static_range(SIDES):
@@ -223,28 +213,16 @@ def _small_batch_8bit_kernel(
         async_copy.wait_group(SLOTS - 2)
         # All warps see the copies of all, and are through with the slot before this one.
         gl.thread_barrier()
-        free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
+        free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
         if ahead < last:
             _copy_step(
-                x_smem,
-                word_smem,
-                x_ptr,
-                word_ptr,
-                free_slot,
-                ahead,
-                first_n,
-                M,
-                AWAY,
-                WEIGHT_N - 1,
-                K,
-                SIDE_N,
-                SIDES,
-                ROWS,
-            )
+                x_smem, word_smem, x_ptr, word_ptr, free_slot, ahead, first_n, M,
+                AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS,
+            )  # fmt: skip
         async_copy.commit_group()
         totals = _products(x_smem, word_smem, totals, slot, MMA, KIND, DTYPE, SIDE_N, SIDES, ROWS)
-        slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+        slot = next_slot(slot, SLOTS)
     async_copy.wait_group(0)
     for side in gl.static_range(SIDES):
         n = gl.expand_dims(first_n + side * AWAY + gl.arange(0, SIDE_N, layout=gl.SliceLayout(1, MMA)), 1)
@@ -332,7 +310,7 @@ def multiply_small_batch_8bit(
     gated: bool = False,
     add: bool = False,
 ) -> None:
-    """Some rows.
+    """Multiplies 2 to 64 rows by a weight of 8 bits.
 
     Args:
         x: [num_rows, K], at most MAX_SMALL_BATCH_8BIT_ROWS of them.
@@ -348,9 +326,7 @@ def multiply_small_batch_8bit(
     assert num_rows <= MAX_SMALL_BATCH_8BIT_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert num_inputs % _STEP_INPUTS == 0 and tile.side_n % (16 * tile.num_warps) == 0 and tile.slots >= 2
-    x = x.contiguous() if norm is None else rms_norm(x, *norm)
-    # Copies are 16 bytes each.
-    x = x if x.data_ptr() % 16 == 0 else x.clone()
+    x = aligned(x if norm is None else rms_norm(x, *norm))
     splits, sides = tile.splits, 2 if gated else tile.sides
     target = out if splits == 1 else out.new_empty(splits, num_rows, weight.num_outputs, dtype=torch.float32)
     words, scales, _ = bits_of(weight)

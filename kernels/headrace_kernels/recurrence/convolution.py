@@ -30,7 +30,7 @@ _CHANNELS = 128
 _TOKENS = 16
 # Views into one piece of memory.
 _COLUMNS = ["query_start_loc", "seq_lens", "rows"]
-# Of a search among entries: more than the logarithm of any number of rows.
+# Halvings of a search among entries: more than the logarithm of any number of rows.
 _HALVINGS = tl.constexpr(13)
 
 
@@ -86,7 +86,7 @@ def _convolution_kernel(
     is_real = (tokens < num_tokens) & (entries < num_entries)
     first = tl.load(query_start_loc + entries, mask=is_real, other=0)
     end = tl.load(query_start_loc + entries + 1, mask=is_real, other=0)
-    # Of the entry's first token.
+    # Position of the entry's first token in its sequence.
     start = tl.load(seq_lens + entries, mask=is_real, other=0) - (end - first)
     row_tails = tails + tl.load(rows + entries, mask=is_real, other=0).to(tl.int64) * tail_stride
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -50,17 +50,9 @@ def _tile_peak(peaks, tile, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_reaching(
-    logits,
-    peaks,
-    low,
-    middle,
-    high,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
-):
+    logits, peaks, low, middle, high,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr, KEY_SHIFT: tl.constexpr,
+):  # fmt: skip
     """How many tokens have at least each of three keys, in ascending order."""
     reach_low = tl.zeros((TILE,), tl.int32)
     reach_middle = tl.zeros((TILE,), tl.int32)
@@ -93,17 +85,9 @@ def _kth_peak(peak_keys, top_k, NUM_SLOTS: tl.constexpr):
 
 @triton.jit
 def _top_k_key(
-    logits,
-    peaks,
-    peak_keys,
-    low_key,
-    top_k,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
-):
+    logits, peaks, peak_keys, low_key, top_k,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr, KEY_SHIFT: tl.constexpr,
+):  # fmt: skip
     """The highest key that at least top_k tokens reach, or a lower one that exactly top_k reach.
 
     At least top_k reach `low_key`.
@@ -118,17 +102,9 @@ def _top_k_key(
         half = low + (high - low) // 2
         three_quarters = low + (high - low) * 3 // 4
         reach_1, reach_2, reach_3 = _count_reaching(
-            logits,
-            peaks,
-            quarter.to(tl.int32),
-            half.to(tl.int32),
-            three_quarters.to(tl.int32),
-            VOCAB,
-            BLOCK,
-            TILE,
-            NUM_BLOCKS,
-            KEY_SHIFT,
-        )
+            logits, peaks, quarter.to(tl.int32), half.to(tl.int32), three_quarters.to(tl.int32), VOCAB, BLOCK, TILE,
+            NUM_BLOCKS, KEY_SHIFT,
+        )  # fmt: skip
         if reach_3 >= top_k:
             low = three_quarters
             num_reaching = reach_3
@@ -145,23 +121,13 @@ def _top_k_key(
 
 @triton.jit
 def _surviving_mass(
-    logits,
-    peaks,
-    row_peak,
-    temperature,
-    top_k,
-    top_k_key,
-    threshold,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
-):
+    logits, peaks, row_peak, temperature, top_k, top_k_key, threshold,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr, KEY_SHIFT: tl.constexpr,
+):  # fmt: skip
     """Mass of what top_k and the threshold leave, relative to the most likely token."""
     masses = tl.zeros((TILE,), tl.float32)
     counts = tl.zeros((TILE,), tl.int32)
-    # Of one token whose key is the bound's.
+    # Mass of one token whose key is the bound's.
     border = tl.zeros((TILE,), tl.float32)
     for tile in range(NUM_BLOCKS * BLOCK // TILE):
         if ordered_keys(_tile_peak(peaks, tile, TILE, BLOCK), KEY_SHIFT) >= top_k_key:
@@ -178,17 +144,9 @@ def _surviving_mass(
 
 @triton.jit
 def _before_two(
-    logits,
-    peaks,
-    row_peak,
-    temperature,
-    id_a,
-    id_b,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
+    logits, peaks, row_peak, temperature, id_a, id_b,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
     """How many tokens come before each of two tokens, and their masses; b is before a, or a."""
     count_a = tl.zeros((TILE,), tl.int32)
     count_b = tl.zeros((TILE,), tl.int32)
@@ -212,23 +170,10 @@ def _before_two(
 
 @triton.jit
 def _next_candidate(
-    logits,
-    score,
-    winner,
-    winner_keys,
-    peak_keys,
-    bound_key,
-    bound_id,
-    temperature,
-    seed_low,
-    seed_high,
-    output_index,
-    position,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-    KEY_SHIFT: tl.constexpr,
-):
+    logits, score, winner, winner_keys, peak_keys, bound_key, bound_id, temperature, seed_low, seed_high,
+    output_index, position,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, NUM_SLOTS: tl.constexpr, KEY_SHIFT: tl.constexpr,
+):  # fmt: skip
     """The token with the highest score before the bound, and the blocks' winners.
 
     Winners are computed again as far as they had to be.
@@ -298,15 +243,9 @@ def _deviation(logits, VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.co
 
 @triton.jit
 def lowest_kept(
-    logits,
-    row_peak,
-    temperature,
-    min_p,
-    top_n_sigma,
-    VOCAB: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_TILES: tl.constexpr,
-):
+    logits, row_peak, temperature, min_p, top_n_sigma,
+    VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
+):  # fmt: skip
     """The lowest logit / temperature of a row that min_p and top_n_sigma keep.
 
     It is -inf if they keep all. The row is finite.
@@ -320,27 +259,11 @@ def lowest_kept(
 
 @triton.jit
 def draw_truncated(
-    logits,
-    peaks,
-    masses,
-    peak,
-    score,
-    winner,
-    temperature,
-    top_k,
-    threshold,
-    top_p,
-    seed_low,
-    seed_high,
-    output_index,
-    position,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
+    logits, peaks, masses, peak, score, winner, temperature, top_k, threshold, top_p, seed_low, seed_high,
+    output_index, position,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr, NUM_SLOTS: tl.constexpr,
     KEY_SHIFT: tl.constexpr,
-):
+):  # fmt: skip
     """The token of a finite row that truncates.
 
     Args:
@@ -380,19 +303,9 @@ def draw_truncated(
     if top_p < 1:
         if (top_k > 0) | (threshold > -float("inf")):
             total = _surviving_mass(
-                logits,
-                peaks,
-                row_peak,
-                temperature,
-                top_k,
-                bound_key,
-                threshold,
-                VOCAB,
-                BLOCK,
-                TILE,
-                NUM_BLOCKS,
+                logits, peaks, row_peak, temperature, top_k, bound_key, threshold, VOCAB, BLOCK, TILE, NUM_BLOCKS,
                 KEY_SHIFT,
-            )
+            )  # fmt: skip
         else:
             mass = tl.load(masses + offs_slot, mask=offs_slot < NUM_BLOCKS, other=0.0)
             total = tl.sum(mass * tl.exp2((peak - row_peak) * (LOG2_E / temperature)), axis=0)
@@ -401,41 +314,13 @@ def draw_truncated(
     searching = True
     while searching:
         found_a, key_a, id_a, score, winner, winner_keys = _next_candidate(
-            logits,
-            score,
-            winner,
-            winner_keys,
-            peak_keys,
-            bound_key,
-            bound_id,
-            temperature,
-            seed_low,
-            seed_high,
-            output_index,
-            position,
-            VOCAB,
-            BLOCK,
-            NUM_SLOTS,
-            KEY_SHIFT,
-        )
+            logits, score, winner, winner_keys, peak_keys, bound_key, bound_id, temperature, seed_low, seed_high,
+            output_index, position, VOCAB, BLOCK, NUM_SLOTS, KEY_SHIFT,
+        )  # fmt: skip
         found_b, key_b, id_b, score, winner, winner_keys = _next_candidate(
-            logits,
-            score,
-            winner,
-            winner_keys,
-            peak_keys,
-            key_a,
-            id_a,
-            temperature,
-            seed_low,
-            seed_high,
-            output_index,
-            position,
-            VOCAB,
-            BLOCK,
-            NUM_SLOTS,
-            KEY_SHIFT,
-        )
+            logits, score, winner, winner_keys, peak_keys, key_a, id_a, temperature, seed_low, seed_high,
+            output_index, position, VOCAB, BLOCK, NUM_SLOTS, KEY_SHIFT,
+        )  # fmt: skip
         # Scores of a finite row are finite, so something is always found; a token that overflows
         # must not hang the device all the same.
         searching = found_a != 0

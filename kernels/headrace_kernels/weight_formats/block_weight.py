@@ -139,7 +139,7 @@ class BlockWeight:
     kind: BlockKind
     num_outputs: int
     num_inputs: int
-    # Of the activations that it is multiplied with.
+    # Dtype of the activations that the weight is multiplied with.
     dtype: torch.dtype
     scales: Tensor
     nibbles: Tensor | None = None
@@ -154,12 +154,12 @@ class BlockWeight:
 
     @property
     def format(self) -> BlockFormat:
-        """What its numbers are made of."""
+        """Planes, scales and minimums that a number of this kind is made of."""
         return FORMATS[self.kind]
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All that is held."""
+        """Tensors that the weight holds."""
         held = (self.scales, self.nibbles, self.pairs, self.singles, self.octets, self.mins)
         return tuple(part for part in (*held, self.group_scales, self.group_mins) if part is not None)
 
@@ -175,7 +175,7 @@ class BlockWeight:
 
     @property
     def num_tiles(self) -> int:
-        """Tiles of a row."""
+        """Tiles that a row of the weight has."""
         return -(-self.num_inputs // (PARTS * plane_inputs(self.kind, self.num_inputs)))
 
 

@@ -49,7 +49,7 @@ class Mxfp4Weight:
     num_inputs: int
     packed: Tensor
     scales: Tensor
-    # Of the activations that it is multiplied with.
+    # Dtype of the activations that the weight is multiplied with.
     dtype: torch.dtype
 
     @property

@@ -97,7 +97,7 @@ class QuantizedWeight:
     packed: Tensor
     scales: Tensor
     zeros: Tensor | None
-    # Of the activations that it is multiplied with.
+    # Dtype of the activations that the weight is multiplied with.
     dtype: torch.dtype
     # Outputs that share a scale: more than 1 in blocks of FP8.
     scale_outputs: int = 1

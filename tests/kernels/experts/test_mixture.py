@@ -25,10 +25,11 @@ from headrace_kernels.experts.mixture import (
     mixture_reference,
     tile_rule,
 )
-from headrace_kernels.experts.mixture_kernels import PairTile, VectorTile, most_tiles, multiply_pairs, multiply_vectors
+from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
+from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.weight_formats.mxfp4 import LARGEST_SCALE, Mxfp4Weight, allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
@@ -168,7 +169,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, round
 
 
 # Sizes that no tile divides: outputs, inputs and pairs.
-VECTOR, PAIR = VectorTile(4, 64, 2), PairTile(16, 16, 32, 2, 2)
+VECTOR, PAIR = VectorTile(16, 64, 2), PairTile(16, 16, 32, 2, 2)
 OUTPUTS_FIRST = PAIR._replace(outputs_first=True)
 
 

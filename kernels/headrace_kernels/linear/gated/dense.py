@@ -14,6 +14,7 @@ import functools
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.hopper.launch import MOST_SLOT_BYTES
 from headrace_kernels.linear.dense import linear, linear_reference
 from headrace_kernels.linear.dense_small_batch_sm90 import MAX_WARPGROUP_ROWS
 from headrace_kernels.linear.gated.dense_sm90 import GatedTile, multiply_gated, takes_gated
@@ -28,8 +29,8 @@ _WIDTHS = ((64, 32, 16), (64, 32, 0), (64, 16, 0), (64, 0, 0))
 _LEAST_INPUTS = 2048
 # The part of a wave's outputs that there must be. Not measured: 8B has 0.97.
 _LEAST_SHARE = 0.9
-# Shared memory of a program of sm_90 beside its barriers, and steps that are enough of it.
-_SHARED_BYTES, _MOST_SLOTS = 226 << 10, 8
+# Steps in shared memory that are enough to hide the way from memory. Not swept.
+_MOST_SLOTS = 8
 
 
 def gated_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation = "silu") -> Tensor:
@@ -78,7 +79,7 @@ def gated_tile(num_outputs: int, multiprocessors: int) -> GatedTile | None:
     if num_outputs < _LEAST_SHARE * room(widths):
         return None
     tile = GatedTile(_MOST_ROWS, widths, _NUM_WARPS, slots=2)
-    return tile._replace(slots=min(_MOST_SLOTS, _SHARED_BYTES // tile.step_bytes))
+    return tile._replace(slots=min(_MOST_SLOTS, MOST_SLOT_BYTES // tile.step_bytes))
 
 
 def gated_rule(num_rows: int, weight: Tensor) -> GatedTile | None:

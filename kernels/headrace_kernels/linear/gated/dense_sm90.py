@@ -31,16 +31,18 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from headrace_kernels import card
+from headrace_kernels.hopper.launch import aligned, tile_descriptor
+from headrace_kernels.hopper.ring import (
+    advance,
+    grid_before_is_done,
+    grid_behind_may_start,
+    new_barriers,
+    publish_barriers,
+    slot_before,
+)
 from headrace_kernels.swiglu import Activation
 
 # Inputs of a step: what the copy engine's widest pattern has.
@@ -67,18 +69,6 @@ class GatedTile(NamedTuple):
     def step_bytes(self) -> int:
         """Bytes of a step in shared memory."""
         return _STEP_INPUTS * 2 * (self.block_m + 2 * self.block_n)
-
-
-@gluon.jit
-def _grid_before_is_done():
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _grid_behind_may_start():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -151,20 +141,16 @@ def _gated_kernel(
         smem_1 = gl.allocate_shared_memory(DTYPE, [SLOTS * 2, W_1, 64], desc_1.layout)
     if W_2:
         smem_2 = gl.allocate_shared_memory(DTYPE, [SLOTS * 2, W_2, 64], desc_2.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(SLOTS):
-        mbarrier.init(arrived.index(place), count=1)
-    # The copy engine sees them.
-    fence_async_shared()
-    gl.thread_barrier()
+    arrived = new_barriers(SLOTS)
+    publish_barriers()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             _copy_weight(
                 desc_0, desc_1, desc_2, arrived, smem_0, smem_1, smem_2, place, first_n, place * 64,
                 N, W_0, W_1, W_2, STEP_BYTES,
             )  # fmt: skip
-    _grid_behind_may_start()
-    _grid_before_is_done()
+    grid_behind_may_start()
+    grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             tma.async_copy_global_to_shared(x_desc, [first_m, place * 64], arrived.index(place), x_smem.index(place))
@@ -180,7 +166,6 @@ def _gated_kernel(
         pairs_2 = _pairs(smem_2, desc_2, W_2, SLOTS)
         sums_2 = gl.zeros([BLOCK_M, 2 * W_2], gl.float32, layout=MMA_2)
     slot = 0
-    # Of a slot's barrier: whether steps have come to it an odd number of times.
     phase = 0
     for step in range(0, STEPS):
         mbarrier.wait(arrived.index(slot), phase)
@@ -199,7 +184,7 @@ def _gated_kernel(
             sums_0 = warpgroup_mma_wait(PIECES, deps=[sums_0])
         # All warps are through with the slot before this one.
         gl.thread_barrier()
-        free_slot = gl.where(slot == 0, SLOTS - 1, slot - 1)
+        free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
         if ahead < STEPS:
             _copy_weight(
@@ -208,8 +193,7 @@ def _gated_kernel(
             )  # fmt: skip
             free = x_smem.index(free_slot)
             tma.async_copy_global_to_shared(x_desc, [first_m, ahead * 64], arrived.index(free_slot), free)
-        phase = gl.where(slot == SLOTS - 1, 1 - phase, phase)
-        slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
+        slot, phase = advance(slot, phase, SLOTS)
     if W_2:
         sums_0, sums_1, sums_2 = warpgroup_mma_wait(0, deps=[sums_0, sums_1, sums_2])
     elif W_1:
@@ -235,12 +219,6 @@ def takes_gated(weight: Tensor) -> bool:
     )
 
 
-def _descriptor(numbers: Tensor, rows: int) -> TensorDescriptor:
-    """What the copy engine reads `rows` rows of 64 inputs from."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(numbers, [rows, _STEP_INPUTS], layout)
-
-
 def multiply_gated(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: GatedTile, activation: Activation = "silu"
 ) -> None:
@@ -260,12 +238,10 @@ def multiply_gated(
     assert tile.widths[0] and x.dtype == weight.dtype
     # Places in a result are 32 bits.
     assert (num_rows + tile.block_m) * num_outputs < 1 << 31
-    # The copy engine reads from multiples of 16 bytes.
-    x = x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.contiguous().clone()
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
     _gated_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n))](
-        *(_descriptor(weight, width or tile.widths[0]) for width in tile.widths), _descriptor(x, tile.block_m), bias,
-        out, num_rows,
+        *(tile_descriptor(weight, width or tile.widths[0], _STEP_INPUTS) for width in tile.widths),
+        tile_descriptor(aligned(x), tile.block_m, _STEP_INPUTS), bias, out, num_rows,
         N=num_outputs, K=num_inputs, BLOCK_M=tile.block_m, W_0=tile.widths[0], W_1=tile.widths[1],
         W_2=tile.widths[2], SLOTS=tile.slots, STEP_BYTES=tile.step_bytes, IS_GELU=activation == "gelu_tanh",
         num_warps=tile.num_warps, maxnreg=None, launch_pdl=True,

@@ -16,8 +16,8 @@ P inputs, each within one group. For each, the tensor cores sum q x over its P i
 in fp32. What zero points take off, the sum over groups of s z (sum of the group's x), is a product
 of its own, of 8 inputs a step in tf32, with the sums of tokens that `token_sums` makes.
 
-The copy engine brings tokens three sub-steps ahead, words and sums of tokens a step. The steps of
-all tiles of outputs are one line that programs share, as in `linear.gemm_fp8_sm90`.
+The copy engine brings tokens three sub-steps ahead, words and sums of tokens a step
+(`hopper.ring`). Programs share the line of all steps out (`hopper.stream_k`).
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -34,17 +34,13 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from headrace_kernels import card
-from headrace_kernels.linear.gemm_fp8_sm90 import _END_OUTPUTS, _end_kernel
+from headrace_kernels.hopper import stream_k
+from headrace_kernels.hopper.launch import programs_at_a_time, tile_descriptor
+from headrace_kernels.hopper.ring import begin_product, new_barriers, publish_barriers
+from headrace_kernels.hopper.stream_k import add_products, added_here, end_pieces, finish
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
 
@@ -54,8 +50,6 @@ _PARTS = 4
 _WORD_SLOTS = 2
 # Numbers of a step's row in the sums of tokens: four groups and as many zeros.
 SUMS_OF_STEP = 8
-_SHARED_BYTES = 227 << 10
-_BARRIER_BYTES = 1 << 10
 
 
 class W4A8Tile(NamedTuple):
@@ -74,15 +68,14 @@ class W4A8Tile(NamedTuple):
     # shares as programs run at a time.
     splits: int = 0
 
-    def shared_bytes(self, plane: int) -> int:
-        """Bytes of shared memory that a program takes."""
+    def slot_bytes(self, plane: int) -> int:
+        """Shared memory of a program without barriers."""
         tokens = _PARTS * self.block_m * plane
-        return tokens + _WORD_SLOTS * (self.block_n * plane * 2 + self.block_m * SUMS_OF_STEP * 4) + _BARRIER_BYTES
+        return tokens + _WORD_SLOTS * (self.block_n * plane * 2 + self.block_m * SUMS_OF_STEP * 4)
 
     def programs_at_a_time(self, plane: int) -> int:
         """Programs that a multiprocessor of sm_90 holds, by registers and shared memory."""
-        by_registers = 65_536 // (32 * self.num_warps * 255)
-        return max(1, min(by_registers, (_SHARED_BYTES + _BARRIER_BYTES) // self.shared_bytes(plane)))
+        return programs_at_a_time(self.num_warps, 255, self.slot_bytes(plane))
 
 
 @gluon.jit
@@ -129,40 +122,6 @@ def _found_here(number):
 
 
 @gluon.jit
-def _added(total, product, scales):
-    """Returns total + product scales, summed here: the compiler would hold all products."""
-    return gl.inline_asm_elementwise(
-        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", [product, scales, total], dtype=gl.float32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _products(
-    w, token_smem, totals, scales, slot,
-    MMA: gl.constexpr, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, OVERLAPS: gl.constexpr,
-):  # fmt: skip
-    """Adds a sub-step's products, times the group's scales, to the sums of the tokens."""
-    added = ()
-    before = totals[0]
-    slot = _found_here(slot)
-    for part in gl.static_range(PARTS):
-        tokens = token_smem.index(slot).slice(part * COLUMNS, COLUMNS, 0).permute((1, 0))
-        # Not read: the first instruction of a product begins at 0.
-        nothing = gl.zeros([BLOCK_N, COLUMNS], gl.float32, layout=MMA)
-        product = warpgroup_mma(w, tokens, nothing, use_acc=False, is_async=True)
-        if OVERLAPS:
-            if part > 0:
-                # The part before is multiplied, this one may be under way.
-                added = added + (_added(totals[part - 1], warpgroup_mma_wait(1, deps=[before]), scales),)
-            before = product
-        else:
-            added = added + (_added(totals[part], warpgroup_mma_wait(0, deps=[product]), scales),)
-    if OVERLAPS:
-        added = added + (_added(totals[PARTS - 1], warpgroup_mma_wait(0, deps=[before]), scales),)
-    return added
-
-
-@gluon.jit
 def _less_zero_points(
     totals, sum_smem, slot, zeros,
     MMA: gl.constexpr, TF32: gl.constexpr, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr,
@@ -171,9 +130,8 @@ def _less_zero_points(
     less = ()
     for part in gl.static_range(PARTS):
         sums = sum_smem.index(slot).slice(part * COLUMNS, COLUMNS, 0).permute((1, 0))
-        nothing = gl.zeros([BLOCK_N, COLUMNS], gl.float32, layout=TF32)
-        product = warpgroup_mma(zeros, sums, nothing, use_acc=False, is_async=True)
-        less = less + (_added(totals[part], gl.convert_layout(warpgroup_mma_wait(0, deps=[product]), MMA), 1.0),)
+        product = begin_product(zeros, sums, BLOCK_N, COLUMNS, TF32)
+        less = less + (added_here(totals[part], gl.convert_layout(warpgroup_mma_wait(0, deps=[product]), MMA), 1.0),)
     return less
 
 
@@ -202,15 +160,9 @@ def _gemm_w4a8_kernel(
     word_smem = gl.allocate_shared_memory(word_desc.dtype, [2, BLOCK_N, PLANE], word_desc.layout)
     token_smem = gl.allocate_shared_memory(token_desc.dtype, [4, BLOCK_M, PLANE], token_desc.layout)
     sum_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M, 8], sum_desc.layout)
-    words_arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    tokens_arrived = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(2):
-        mbarrier.init(words_arrived.index(place), count=1)
-    for place in gl.static_range(4):
-        mbarrier.init(tokens_arrived.index(place), count=1)
-    # The copy engine sees them.
-    fence_async_shared()
-    gl.thread_barrier()
+    words_arrived = new_barriers(2)
+    tokens_arrived = new_barriers(4)
+    publish_barriers()
     if first < last:
         _copy_words(
             word_desc, sum_desc, words_arrived, word_smem, sum_smem, 0,
@@ -259,39 +211,20 @@ def _gemm_w4a8_kernel(
                     # Twice, so that half as many registers hold them.
                     pairs = _bytes(word_smem.index(word_slot).load(LEFT), part == 2)
                 w = _weights(pairs, part % 2 == 1)
-                totals = _products(
-                    w, token_smem, totals, gl.expand_dims(scales, 1), part, MMA, BLOCK_N, COLUMNS, PARTS, OVERLAPS
-                )
+                totals = add_products(
+                    w, token_smem, totals, gl.expand_dims(scales, 1), _found_here(part), MMA, BLOCK_N, COLUMNS, PARTS,
+                    OVERLAPS, False,
+                )  # fmt: skip
             totals = _less_zero_points(totals, sum_smem, word_slot, zeros, MMA, TF32, BLOCK_N, COLUMNS, PARTS)
             word_phase = gl.where(word_slot == 1, 1 - word_phase, word_phase)
             word_slot = 1 - word_slot
             token_phase = 1 - token_phase
         piece = program - tile * steps // share
         for part in gl.static_range(PARTS):
-            _finish(
-                totals[part], token_scale_ptr, bias_ptr, out_ptr, piece, first_m + part * COLUMNS, tile * BLOCK_N,
-                M, N, BLOCK_N, COLUMNS, SPLIT, MMA,
+            finish(
+                totals[part], token_scale_ptr, None, bias_ptr, out_ptr, piece, _found_here(first_m + part * COLUMNS),
+                tile * BLOCK_N, M, _found_here(N), BLOCK_N, COLUMNS, SPLIT, MMA,
             )  # fmt: skip
-
-
-@gluon.jit
-def _finish(
-    total, token_scale_ptr, bias_ptr, out_ptr, piece, first_m, first_n, M, N,
-    BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, SPLIT: gl.constexpr, MMA: gl.constexpr,
-):  # fmt: skip
-    first_m = _found_here(first_m)
-    N = _found_here(N)
-    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, MMA)), 1)
-    m = gl.expand_dims(first_m + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA)), 0)
-    mask = (m < M) & (n < N)
-    if SPLIT:
-        # Eight outputs of four bytes are a sector: no other layout would store better.
-        gl.store(out_ptr + piece.to(gl.int64) * M * N + (m * N + n), total, mask=mask)
-    else:
-        total = total * gl.load(token_scale_ptr + m, mask=m < M, other=0.0)
-        if bias_ptr is not None:
-            total += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
-        gl.store(out_ptr + (m * N + n), total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def takes_w4a8_gemm(weight: QuantizedWeight) -> bool:
@@ -319,20 +252,9 @@ def shared_out(
 
     Asked by every launch, and few sizes ask.
     """
-    steps, tiles = num_inputs // (_PARTS * plane), triton.cdiv(num_outputs, tile.block_n)
-    if tile.splits:
-        share = triton.cdiv(steps, tile.splits)
-    else:
-        places = multiprocessors * tile.programs_at_a_time(plane) // triton.cdiv(num_rows, tile.block_m)
-        share = triton.cdiv(tiles * steps, max(1, places))
-    return share, max(((each + 1) * steps - 1) // share - each * steps // share + 1 for each in range(tiles))
-
-
-def _descriptor(values: Tensor, rows: int, columns: int, swizzle: int) -> TensorDescriptor:
-    """What the copy engine reads tiles of `rows` by `columns` from."""
-    bits = values.element_size() * 8
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=2)
-    return TensorDescriptor.from_tensor(values, [rows, columns], layout)
+    places = multiprocessors * tile.programs_at_a_time(plane) // triton.cdiv(num_rows, tile.block_m)
+    tiles = triton.cdiv(num_outputs, tile.block_n)
+    return stream_k.shared_out(num_inputs // (_PARTS * plane), tiles, tile.splits, places)
 
 
 def multiply_w4a8(
@@ -359,16 +281,13 @@ def multiply_w4a8(
     target = out if pieces == 1 else out.new_empty(pieces, num_rows, num_outputs, dtype=torch.float32)
     programs = triton.cdiv(triton.cdiv(num_outputs, tile.block_n) * steps, share)
     _gemm_w4a8_kernel[(triton.cdiv(num_rows, tile.block_m), programs)](
-        _descriptor(weight.packed, tile.block_n, plane, 128),
-        _descriptor(tokens.numbers, tile.block_m, plane, plane),
-        _descriptor(sums, tile.block_m, SUMS_OF_STEP, 32),
+        tile_descriptor(weight.packed, tile.block_n, plane),
+        tile_descriptor(tokens.numbers, tile.block_m, plane),
+        tile_descriptor(sums, tile.block_m, SUMS_OF_STEP),
         tokens.scales, weight.scales, weight.zeros, bias, target,
         num_rows, num_outputs, steps, share,
         GROUP_PLANES=weight.group_size // plane, PLANE=plane, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         COLUMNS=tile.columns, OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None,
     )  # fmt: skip
     if pieces > 1:
-        _end_kernel[(triton.cdiv(num_outputs, _END_OUTPUTS), num_rows)](
-            target, tokens.scales, None, bias, out, num_rows, num_outputs, steps, share,
-            PIECES=pieces, BLOCK_N=tile.block_n, BLOCK=_END_OUTPUTS,
-        )  # fmt: skip
+        end_pieces(target, tokens.scales, None, bias, out, steps, share, tile.block_n)
