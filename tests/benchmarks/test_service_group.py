@@ -32,8 +32,8 @@ def test_too_few_cores_are_shared_and_the_result_says_so() -> None:
     assert hosts == [Host(*[frozenset({0, 1})] * 3)] * 3
 
 
-# What is dealt out and how it is started is covered above and by `bench_front`'s own parts. On a busy
-# machine clients may not get to read within a second, so that it is tried with a longer window.
+# What is dealt out and how it is started is covered above and by `bench_front`'s own parts. On a
+# busy machine clients may not get to read within a second, so it is tried with a longer window.
 @pytest.mark.slow
 def test_each_service_and_all_are_measured_in_turns(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "group.json"

@@ -17,7 +17,7 @@ from benchmarks.telemetry_serving import Load, NoTokens
 
 
 def measured(benchmark: Callable[[Load], dict[str, Any]], load: Load) -> dict[str, Any]:
-    """What a benchmark finds; a busy machine, which lets no token through at first, has more time."""
+    """What a benchmark finds; a machine too busy for any token at first has more time."""
     for _ in range(2):
         try:
             return benchmark(load)

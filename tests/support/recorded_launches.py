@@ -105,7 +105,7 @@ class Launches(TorchDispatchMode):
         if not function.is_view:
             self.add(str(function), *map(_operand, args), _operand(kwargs))
         if function is torch.ops.aten.linear.default:
-            # Nobody reads the numbers of a product, and a CPU takes two thirds of all time for them.
+            # Nobody reads the numbers of a product, which would take two thirds of all time here.
             tokens, weight = args[:2]
             return tokens.new_zeros((*tokens.shape[:-1], weight.shape[0]))
         result = function(*args, **(kwargs or {}))
