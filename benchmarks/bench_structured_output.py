@@ -171,7 +171,9 @@ def measure_step(
         call, there = rows.call(step, looks_ahead), threading.Event()
         sent: list[tuple[int, StepMasks]] = []
 
-        def masked(call: MaskCall, masks: StepMasks, sent: list[tuple[int, StepMasks]] = sent) -> None:
+        def masked(
+            call: MaskCall, masks: StepMasks, _: list[MaskOutcome], sent: list[tuple[int, StepMasks]] = sent
+        ) -> None:
             masks.encode()
             sent.append((time.monotonic_ns(), masks))
 

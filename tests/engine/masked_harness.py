@@ -11,6 +11,7 @@ from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker
 from tests.engine.harness import EOS, TOKEN_BYTES, Harness
 
+from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall
 from headrace_backend.step.masks import StepMasks, mask_words
 from headrace_backend.step.plan import RowAdmission, StepPlan
@@ -89,6 +90,11 @@ class MaskedHarness(Harness):
         masks = mask_pool.step_masks(call, firsts[:-1], words, outcomes)
         worker.masks[call.step_id] = StepMasks.decode(masks.encode())
         self.num_masks += masks.samples.size
+        self.engine.masks_filled(call, outcomes)
+        self.done(call, outcomes)
+
+    def done(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+        """The search for what must come is over."""
         self.engine.masks_done(call, outcomes)
 
 

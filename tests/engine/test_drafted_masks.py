@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,72 @@ def test_answers_are_those_of_which_each_token_was_drawn(
             # What nobody drew has all of the probability.
             pairs = zip(reader.logprobs, expected[row["seed"]].logprobs, strict=True)
             assert all(found in (drawn, (0.0, 1, drawn[2][:0] or found[2])) for found, drawn in pairs)
+
+
+class LateHarness(GuessingHarness):
+    """What must come is found out late: often the step's result was read before."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.late: list[tuple[MaskCall, list[MaskOutcome]]] = []
+        self.num_after_result = 0
+        self.delays = random.Random(0)
+        super().__init__(*arguments, **options)
+
+    def plan(self) -> bool:
+        if self.delays.random() < 0.3:
+            self.find_out()
+        if super().plan():
+            return True
+        if self.engine.num_in_flight or not self.late:
+            return False
+        self.find_out()
+        return super().plan()
+
+    def compute(self, call: MaskCall, worker: FakeWorker) -> None:
+        # One thread computes one call after the other.
+        self.find_out()
+        super().compute(call, worker)
+
+    def done(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+        self.late.append((call, outcomes))
+
+    def find_out(self) -> None:
+        late, self.late = self.late, []
+        in_flight = {step.step_id for step in self.engine._in_flight}
+        for call, outcomes in late:
+            self.num_after_result += call.step_id not in in_flight
+            super().done(call, outcomes)
+
+
+@hypothesis.settings(max_examples=examples(60), deadline=None)
+@hypothesis.given(
+    st.lists(options_of_rows, min_size=1, max_size=4),
+    st.integers(12, 30),
+    st.sets(st.integers(1, 40), max_size=1),
+    st.sampled_from([0.7, 0.95, 1.0]),
+)
+def test_what_must_come_may_be_found_out_behind_the_result(
+    grammars: list[CompiledGrammar], rows: list[dict[str, Any]], num_blocks: int, deaths: set[int], share_right: float
+) -> None:
+    options = {"max_num_seqs": 4, "model_len": 96}
+    rows = [row | {"seed": 10 * index + row["seed"]} for index, row in enumerate(rows)]
+    expected = {row["seed"]: answer(asked(grammars, row, max_drafts=0), **options) for row in rows}
+    answers = {seed: tokens_of(reader) for seed, reader in expected.items()}
+    harness = LateHarness(answers, share_right, num_blocks=num_blocks, max_num_batched_tokens=24, **options)
+    arrivals = [(asked(grammars, row), row["pause"]) for row in rows]
+    for row, (_, reader) in zip(rows, harness.serve(arrivals, deaths), strict=True):
+        assert tokens_of(reader) == answers[row["seed"]]
+        assert ends_of(reader) == ends_of(expected[row["seed"]])
+
+
+def test_some_results_are_read_before_it_is_found_out_what_must_come(grammars: list[CompiledGrammar]) -> None:
+    num_after_result = 0
+    for grammar in grammars:
+        drawn = run_alike(grammar, MaskedHarness(), 4, max_drafts=0)
+        harness = LateHarness({4: tokens_of(drawn)}, 1.0)
+        assert tokens_of(run_alike(grammar, harness, 4)) == tokens_of(drawn)
+        num_after_result += harness.num_after_result
+    assert num_after_result > 3
 
 
 @hypothesis.settings(max_examples=examples(60), deadline=None)
@@ -185,7 +252,9 @@ class FailingHarness(GuessingHarness):
     def compute(self, call: MaskCall, worker: FakeWorker) -> None:
         worker.masks[call.step_id] = no_masks(call.step_id, VOCAB_SIZE)
         failing = MaskOutcome(MaskState.MASKED, end=DraftedEnd(2, FAILED))
-        self.engine.masks_done(call, [failing if len(job.drafts) > 1 else MASKED for job in call.jobs])
+        outcomes = [failing if len(job.drafts) > 1 else MASKED for job in call.jobs]
+        self.engine.masks_filled(call, outcomes)
+        self.engine.masks_done(call, outcomes)
 
 
 FAILED = MaskOutcome(MaskState.FAILED, "the structured output can't go on: a test")

@@ -75,7 +75,9 @@ class MaskingHarness(Harness):
         for call in self.engine.take_mask_calls():
             assert call.step_id not in self.masks and self.engine.is_current(call)
             self.masks[call.step_id] = call
-            self.engine.masks_done(call, [self.outcome(job) for job in call.jobs])
+            outcomes = [self.outcome(job) for job in call.jobs]
+            self.engine.masks_filled(call, outcomes)
+            self.engine.masks_done(call, outcomes)
             self.read()
 
     def outcome(self, job: MaskJob) -> MaskOutcome:
@@ -187,6 +189,7 @@ def test_masks_of_workers_that_were_lost_are_of_no_use() -> None:
     harness.engine.worker_lost()
     assert not harness.engine.is_current(call)
     # What its grammar was given stays given, and an end that it found is found again.
+    harness.engine.masks_filled(call, [COMPLETE])
     harness.engine.masks_done(call, [COMPLETE])
     assert harness.engine.has_work
 

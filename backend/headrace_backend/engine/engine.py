@@ -497,7 +497,8 @@ class Engine:
     def take_mask_calls(self) -> list[MaskCall]:
         """Masks that planned steps wait for and that can be computed now, each once.
 
-        The workers must get what comes of a call while it `is_current`, `masks_done` in any case.
+        The workers must get the masks of a call while it `is_current`. In any case what came of it
+        goes to `masks_filled`, before a result of these workers is read, and to `masks_done`.
         """
         return self._masks.take_ready()
 
@@ -505,8 +506,12 @@ class Engine:
         """Whether the workers that a call was made for still wait for it."""
         return self._masks.is_current(call)
 
-    def masks_done(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+    def masks_filled(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
         """Takes what came of a call: outputs end that are whole, or whose grammar failed."""
+        self._masks.filled(call, outcomes, self._clock())
+
+    def masks_done(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
+        """Takes the same outcomes with the tokens that must follow, once these were looked for."""
         self._masks.done(call, outcomes, self._clock())
 
     # Time.

@@ -169,6 +169,8 @@ class Settlement:
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
         for sequence in step.unsure:
             sequence.num_unsure_steps -= 1
+        # Nothing that is found out of its masks from now on changes what it settled.
+        step.unsure.clear()
         for sequence, count in step.forgotten.items():
             if not sequence.ended:
                 sequence.forget_unsettled(-count)

@@ -208,15 +208,22 @@ class EngineLoop:
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Runs `act`, then plans and delivers; an exception ends the process."""
+        self._or_fail(lambda: self._and_go_on(act))
+
+    def _and_go_on(self, act: Callable[[], None]) -> None:
+        act()
+        self._start_masks()
+        self._push_plans()
+        self.flush()
+        if self._notice is not None:
+            self._notice()
+
+    def _or_fail(self, act: Callable[[], None]) -> None:
+        """Runs `act` while the loop runs; an exception ends the process."""
         if self._deliver is None or self.failed.done():
             return
         try:
             act()
-            self._start_masks()
-            self._push_plans()
-            self.flush()
-            if self._notice is not None:
-                self._notice()
         except Exception as error:
             self._log.exception("engine failed")
             self.failed.set_exception(error)
@@ -250,8 +257,8 @@ class EngineLoop:
 
     # Called by one of the threads that compute masks.
 
-    def _on_masks(self, call: MaskCall, masks: StepMasks) -> None:
-        self._soon(self._send_masks, call, masks.encode())
+    def _on_masks(self, call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
+        self._soon(self._send_masks, call, masks.encode(), outcomes)
 
     def _on_outcomes(self, call: MaskCall, outcomes: list[MaskOutcome]) -> None:
         self._soon(self._guarded, lambda: self.engine.masks_done(call, outcomes))
@@ -263,10 +270,13 @@ class EngineLoop:
             # The loop is closed: the process ends.
             return
 
-    def _send_masks(self, call: MaskCall, record: bytes | memoryview) -> None:
+    def _send_masks(self, call: MaskCall, record: bytes | memoryview, outcomes: list[MaskOutcome]) -> None:
         if self._send is not None and self.engine.is_current(call):
             self._unsent.append((RecordKind.MASKS, record))
             self._sent_all(self._send)
+        # Now, as the step's result may be read before the search for what must come is over. There
+        # is nothing to plan or to deliver that could not wait for that.
+        self._or_fail(lambda: self.engine.masks_filled(call, outcomes))
 
     def _await_plan(self) -> None:
         due_ns = self.engine.plan_due_ns

@@ -38,8 +38,8 @@ _BRIEF_AHEAD_NS: Final = 300_000
 # whole step, and a mask would be that much later.
 _SWITCH_S: Final = 20e-6
 
-# Take the masks of a call, and later what came of each job.
-Masked = Callable[[MaskCall, StepMasks], None]
+# Take the masks of a call with what came of each job, and later the same with what must come.
+Masked = Callable[[MaskCall, StepMasks, list[MaskOutcome]], None]
 Computed = Callable[[MaskCall, list[MaskOutcome]], None]
 
 
@@ -61,7 +61,7 @@ class MaskPool:
         Args:
             call: The masks.
             masked: Called when all are there: the step waits for no more.
-            done: Called with what came of each job once what must come was looked for.
+            done: Called with the same outcomes once what must come was looked for.
         """
         if self._pool is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
@@ -94,9 +94,9 @@ class MaskPool:
             outcomes = self._filled(call, prepared, words)
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
-        masked(call, step_masks(call, prepared.firsts, words, outcomes, record))
+        masked(call, step_masks(call, prepared.firsts, words, outcomes, record), outcomes)
         try:
-            self._follow(call, prepared, words, outcomes)
+            outcomes = self._followed(call, prepared, words, outcomes)
         except BaseException as error:
             outcomes = [failed(type(error).__name__) for _ in call.jobs]
         self._num_ended += 1
@@ -120,15 +120,17 @@ class MaskPool:
         outcomes |= zip(alone, waited, strict=True)
         return [outcomes[number] for number in range(len(jobs))]
 
-    def _follow(self, call: MaskCall, prepared: _Prepared, words: Words, outcomes: list[MaskOutcome]) -> None:
-        """Follows what must come, for jobs whose masks were computed together."""
+    def _followed(
+        self, call: MaskCall, prepared: _Prepared, words: Words, outcomes: list[MaskOutcome]
+    ) -> list[MaskOutcome]:
+        """The outcomes with what must come, for jobs whose masks were computed together."""
         rows = [row for row in prepared.look() if row is not None]
         if not any([row.looks_ahead for row in rows]):
-            return
+            return outcomes
         ahead_ns = AHEAD_NS if call.is_awaited else _BRIEF_AHEAD_NS
         found = follow_batch(self._library, rows, [outcomes[row.number] for row in rows], words, ahead_ns)
-        for row, outcome in zip(rows, found, strict=True):
-            outcomes[row.number] = outcome
+        followed = dict(zip([row.number for row in rows], found, strict=True))
+        return [followed.get(number, outcome) for number, outcome in enumerate(outcomes)]
 
 
 class _Prepared:

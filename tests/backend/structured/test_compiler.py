@@ -207,7 +207,7 @@ def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: Gra
         return MaskJob(sample, place, 0, seven[: sample % 3 > 0], frozenset(), 0, False)
 
     jobs, pool, heard = [job(sample) for sample in range(40)], MaskPool(VOCAB), []
-    pool.start(MaskCall(9, 0, jobs, [], False), *[lambda call, what: heard.append(what)] * 2)
+    pool.start(MaskCall(9, 0, jobs, [], False), *[lambda call, what, *_: heard.append(what)] * 2)
     wait_until(lambda: len(heard) == 2, 60, "masks of all rows")
     masks, outcomes = heard
     assert isinstance(masks, StepMasks) and masks.step_id == 9

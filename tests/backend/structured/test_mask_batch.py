@@ -129,7 +129,7 @@ def side_by_side(library: LLExecutor, rows: list[BatchRow], words: np.ndarray) -
     return [None if outcome is None else next(followed) for outcome in found]
 
 
-def unheard(call: MaskCall, masks: StepMasks) -> None:
+def unheard(call: MaskCall, masks: StepMasks, outcomes: list[MaskOutcome]) -> None:
     """Takes masks that a test does not look at."""
 
 
@@ -218,7 +218,7 @@ def test_a_mistake_of_ours_ends_the_rows_of_a_step_and_no_step_waits(grammars: l
     broken = MaskJob(0, object(), 0, array("i"), END, 0, False)  # type: ignore[arg-type]
     for jobs in ([broken, broken._replace(grammar=place)], [], [broken._replace(grammar=place)]):
         call = MaskCall(1, 0, jobs, [], False)
-        pool.start(call, lambda _, masks: records.append(masks.encode()), lambda _, found: done.append(found))
+        pool.start(call, lambda _, masks, __: records.append(masks.encode()), lambda _, found: done.append(found))
     wait_until(lambda: len(done) == 3, 60, "all calls")
     pool.close()
     assert [[outcome.state for outcome in found] for found in done] == [

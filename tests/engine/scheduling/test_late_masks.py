@@ -50,7 +50,7 @@ class MaskedDevice(DeviceHarness):
         self.num_before_masks = 0
         super().__init__(**changes)
 
-    compute = MaskedHarness.compute
+    compute, done = MaskedHarness.compute, MaskedHarness.done
 
     def plan(self) -> bool:
         self.take_calls()

@@ -8,8 +8,10 @@ have masks of their own, each of which supposes that the drafts before it are ri
 drafts also waits until the worker has reported them (`step.drafts`).
 
 Owns the steps whose masks were not asked for yet. Does not compute anything: whoever drives the
-engine takes the calls (`Engine.take_mask_calls`), has them computed, sends the workers what came of
-them, and says so (`Engine.masks_done`). Nothing here costs anything while no row has a grammar.
+engine takes the calls (`Engine.take_mask_calls`), has them computed, sends the workers the masks
+and says so (`Engine.masks_filled`); which tokens must follow may be found later
+(`Engine.masks_done`), even behind the step's result. Nothing here costs anything while no row has a
+grammar.
 """
 
 from __future__ import annotations
@@ -138,10 +140,23 @@ class Masks:
         """Whether the workers that a call was made for still wait for it."""
         return call.life == self._life
 
-    def done(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
-        """Notes what is known of outputs, and ends those that are whole or whose grammar failed.
+    def filled(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
+        """Ends outputs that are whole or whose grammar failed, also behind drafts that are right.
 
-        What outputs that end draw now is dropped.
+        The step's result was not read yet: what outputs that end draw in it is dropped.
+        """
+        if not self.is_current(call):
+            return
+        step = self._computing[call.step_id]
+        for (sequence, position), outcome in zip(call.owners, outcomes, strict=True):
+            if outcome.end is not None:
+                step.ends[sequence] = (position + outcome.end.num_drafts, outcome.end.outcome)
+            self._end_unless_it_goes_on(sequence, outcome, now_ns)
+
+    def done(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
+        """Notes what must follow, as far as was looked; the step's result may be there already.
+
+        An output whose grammar failed over that ends.
         """
         if not self.is_current(call):
             return
@@ -149,13 +164,19 @@ class Masks:
         self._num_awaited -= call.is_awaited
         step = self._computing.pop(call.step_id)
         for job, (sequence, position), outcome in zip(call.jobs, call.owners, outcomes, strict=True):
-            if outcome.state in (MaskState.MASKED, MaskState.OPEN):
+            if self._end_unless_it_goes_on(sequence, outcome, now_ns):
                 sequence.note_given(position, outcome.forced)
                 sequence.next_masked = max(sequence.next_masked, outcome.next_masked)
                 if job.drafts and not sequence.ended:
-                    _note_drafted(step, sequence, position, job.drafts, outcome)
-            elif not sequence.ended:
-                self._endings.end_output(sequence, grammar_end(sequence, outcome), now_ns)
+                    _note_certain(step, sequence, job.drafts, outcome.forced or ())
+
+    def _end_unless_it_goes_on(self, sequence: Sequence, outcome: MaskOutcome, now_ns: int) -> bool:
+        """Ends an output of which its grammar says so; returns whether it has a next token."""
+        if outcome.state in (MaskState.MASKED, MaskState.OPEN):
+            return True
+        if not sequence.ended:
+            self._endings.end_output(sequence, grammar_end(sequence, outcome), now_ns)
+        return False
 
     def _is_awaited(self, asking: list[MaskedDraw]) -> bool:
         return not self._search.is_paused(_num_looking(asking)) and _are_awaited(asking)
@@ -193,18 +214,16 @@ def num_certain(forced: AbstractSequence[int], drafts: AbstractSequence[int]) ->
     return None
 
 
-def _note_drafted(
-    step: InFlightStep, sequence: Sequence, position: int, drafts: tuple[int, ...], outcome: MaskOutcome
+def _note_certain(
+    step: InFlightStep, sequence: Sequence, drafts: tuple[int, ...], forced: AbstractSequence[int]
 ) -> None:
-    """Notes what masks say of a step's result: where an output ends, and what it settles for sure.
+    """Notes what a step settles for sure, unless its result says so already.
 
     Behind tokens that must come nobody has to wait for the result to know how many of them were
     drafted: the next step is planned with those that are left.
     """
-    if outcome.end is not None:
-        step.ends[sequence] = (position + outcome.end.num_drafts, outcome.end.outcome)
-    num_settled = num_certain(outcome.forced or (), drafts)
-    if num_settled is not None:
+    num_settled = num_certain(forced, drafts)
+    if num_settled is not None and sequence in step.unsure:
         num_unsettled = 1 + len(drafts) - num_settled
         step.forgotten[sequence] = num_unsettled
         sequence.forget_unsettled(num_unsettled)
