@@ -46,10 +46,10 @@ test: $(READY) ## Runs the CPU suite. ARGS="..." goes to pytest.
 	@$(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		-m "not gpu and not multi_gpu and not slow" $(ARGS)
 
-test-slow: $(RAY_READY) ## Runs what takes minutes or what a quicker test covers too, and all examples of properties.
-	@echo "test: the slow part with $(TEST_PROCESSES) processes"
+test-slow: $(RAY_READY) ## Runs what takes minutes or what a quicker test covers too, all examples. PART=2/4: a part.
+	@echo "test: the slow tests$(if $(PART),, part $(PART),) with $(TEST_PROCESSES) processes"
 	@THOROUGH=1 $(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		-m "(slow or hypothesis) and not gpu and not multi_gpu" $(ARGS)
+		-m "(slow or hypothesis) and not gpu and not multi_gpu" $(if $(PART),--part $(PART)) $(ARGS)
 
 test-gpu: $(READY) ## Runs the tests for one CUDA GPU, whose kernels it compiles, with a process per core, at most 14.
 	@n=$$(nproc); [ "$$n" -gt 14 ] && n=14; \

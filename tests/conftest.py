@@ -14,6 +14,7 @@ import pytest
 from tests.support import everyday_cases, file_order, quick_interpreter, rewritten, toolchains
 from tests.support.examples import examples
 from tests.support.running_server import RunningServer, running_server
+from tests.support.suite_part import SuitePart
 
 _HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
@@ -46,6 +47,19 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("headrace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part NUMBER/COUNT` takes one of several parts of the suite's files."""
+    parser.addoption("--part", type=SuitePart.parse, help="NUMBER/COUNT: tries one of COUNT parts of the files")
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Files of other parts are not looked at."""
+    part: SuitePart | None = config.getoption("--part")
+    if part is None or not collection_path.name.startswith("test_") or collection_path.is_dir():
+        return None
+    return None if part.has(collection_path) else True
 
 
 def pytest_configure(config: pytest.Config) -> None:
