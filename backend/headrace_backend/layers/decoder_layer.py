@@ -44,7 +44,7 @@ class DecoderLayer(nn.Module):
         """
         super().__init__()
         self.rotation = rotation
-        self._takes_sums = layer.takes_sums
+        self._takes_sums, self._norms_outputs = layer.takes_sums, layer.norms_outputs
         # Whether what it returns is the whole output, and not one rank's part.
         self.is_output_whole = layer.norms_outputs or placement.shard.world_size == 1
         self.input_layernorm = stream_norm(layer.attention_norm, placement, self.is_output_whole)
@@ -72,7 +72,7 @@ class DecoderLayer(nn.Module):
         kv_cache: Tensor,
         metadata: StepMetadata,
         own_input: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Runs the layer.
 
         Args:
@@ -86,10 +86,11 @@ class DecoderLayer(nn.Module):
                 None: the model's layers have nothing.
 
         Returns:
-            [num_tokens, hidden_size] this layer's output, not yet in the residual stream.
+            [num_tokens, hidden_size] this layer's output, not yet in the residual stream; None: it
+            is.
         """
         heads = self.heads(pending, residual, rotations, kv_cache, metadata)
-        return self.after_heads(heads, residual, own_input)
+        return self.behind_heads(heads, residual, own_input)
 
     def heads(
         self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
@@ -97,6 +98,29 @@ class DecoderLayer(nn.Module):
         """The half of `forward` in which tokens see each other: [num_tokens, heads' outputs]."""
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
         return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
+
+    def behind_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor | None:
+        """`after_heads`, or None where many tokens' products are added as they are made.
+
+        The arguments are those of `after_heads`; of None the residual stream has the output.
+        """
+        if not self._adds(len(residual)):
+            return self.after_heads(heads, residual, own_input)
+        self.self_attn.o_proj.add_to(residual, heads)
+        assert isinstance(self.mlp, GatedMlp), "of experts each has a part of the output"
+        number = self.mlp.rounds_to(len(residual))
+        self.mlp.add_output(residual, self.post_attention_layernorm.of_stream(None, residual, number))
+        return None
+
+    def _adds(self, num_tokens: int) -> bool:
+        """Decided by the kind of layer and by sizes and types of weights alone."""
+        return (
+            self._is_whole
+            and not self._norms_outputs
+            and isinstance(self.mlp, GatedMlp)
+            and self.self_attn.o_proj.adds(num_tokens)
+            and self.mlp.adds(num_tokens)
+        )
 
     def after_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor:
         """The other half, in which each token is by itself, so that it may be given some of them.

@@ -108,11 +108,15 @@ class RowLinear(ShardedModule):
         return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += forward(x)` in one operation, for steps that fuse.
+        """`residual += forward(x)` in one operation, for steps that fuse or where it `adds`.
 
         One rank only, as the ranks' parts are not added up.
         """
         self.weight.add_to(residual, x, self.bias)
+
+    def adds(self, num_tokens: int) -> bool:
+        """Whether `add_to` is faster than a sum behind the product, of steps that do not fuse."""
+        return self.bias is None and self.weight.adds(num_tokens)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight, and the bias where this rank has it."""

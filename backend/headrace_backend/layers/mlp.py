@@ -45,6 +45,14 @@ class GatedMlp(nn.Module):
         """Whether products of so many tokens take norm, SwiGLU and addition inside."""
         return self.gate_up_proj.weight.fuses(num_tokens) and self.down_proj.weight.fuses(num_tokens)
 
+    def adds(self, num_tokens: int) -> bool:
+        """Whether `add_output` is faster than a sum behind `forward`, of steps that do not fuse."""
+        return self.down_proj.adds(num_tokens)
+
+    def add_output(self, residual: Tensor, x: Activations) -> None:
+        """`residual += forward(x)`, where the MLP `adds`."""
+        self.add_down(residual, self.gate_up_proj(x, self._activation))
+
     def launch_kind(self) -> Hashable:
         """What decides, beside tokens and biases, which kernels the products launch."""
         return self._activation, self.gate_up_proj.weight.launch_kind(), self.down_proj.weight.launch_kind()

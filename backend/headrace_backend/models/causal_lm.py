@@ -93,8 +93,13 @@ class Decoder(nn.Module):
             # No later layer sees the other tokens.
             heads, residual = heads.index_select(0, wanted), residual.index_select(0, wanted)
             last_input = None if last_input is None else last_input.index_select(0, wanted)
-            return self.norm.add(last.after_heads(heads, residual, last_input), residual)
-        return self._left(self.norm.add(last.after_heads(heads, residual, last_input), residual), wanted)
+            return self._normed(last.behind_heads(heads, residual, last_input), residual)
+        return self._left(self._normed(last.behind_heads(heads, residual, last_input), residual), wanted)
+
+    def _normed(self, pending: Tensor | None, residual: Tensor) -> Tensor:
+        """The last norm of the residual stream, to which `pending` is added first in place."""
+        assert self.norm is not None, "the last stage has the norm"
+        return self.norm(residual) if pending is None else self.norm.add(pending, residual)
 
     def _left(self, hidden: Tensor, wanted: Tensor | None) -> Tensor:
         """The wanted ones of a step's hidden states; all are copied if they are tapped."""
@@ -119,7 +124,8 @@ class Decoder(nn.Module):
         pending: Tensor | None = None
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
-        assert pending is not None, "a stage has a layer"
+        if pending is None:
+            return residual
         if not self._layers[-1].is_output_whole:
             assert self._together is not None, "parts of an output are those of several ranks"
             pending = self._together.all_reduce(pending)
@@ -147,7 +153,7 @@ class Decoder(nn.Module):
         pending: Tensor | None = None
         for (layer, kv_cache), own_input in zip(self._reported(layers), own_inputs, strict=False):
             heads = self._heads(layer, pending, residual, rotations, kv_cache, metadata)
-            pending = layer.after_heads(heads, residual, own_input)
+            pending = layer.behind_heads(heads, residual, own_input)
         return self._heads(last[0], pending, residual, rotations, last[1], metadata)
 
     def _heads(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from headrace_backend.weights.destination import Destination, TensorRows
 from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.linear import dense
 from headrace_kernels.linear import dense_small_batch as small_linear
-from headrace_kernels.linear.dense import linear
 from headrace_kernels.linear.gated.dense import gated_linear
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 from headrace_kernels.swiglu import Activation, swiglu
@@ -73,6 +73,10 @@ class LinearWeight(nn.Module, abc.ABC):
     @abc.abstractmethod
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens are faster with norm, SwiGLU and addition inside."""
+
+    def adds(self, num_tokens: int) -> bool:
+        """Whether `add_to` without a bias is the faster one for so many tokens that do not fuse."""
+        return False
 
     @abc.abstractmethod
     def launch_kind(self) -> Hashable:
@@ -132,7 +136,7 @@ class PlainWeight(LinearWeight):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.multiply`."""
-        return linear(x, self.tensor, bias)
+        return dense.linear(x, self.tensor, bias)
 
     def gated(self, x: Activations, bias: Tensor | None, activation: Activation) -> Tensor:
         """Implements `LinearWeight.gated`."""
@@ -149,11 +153,18 @@ class PlainWeight(LinearWeight):
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
         """Implements `LinearWeight.add_to`."""
-        small_linear.linear_add(x, self.tensor, bias, residual)
+        if bias is None and self.adds(len(x)):
+            dense.linear_add(x, self.tensor, residual)
+        else:
+            small_linear.linear_add(x, self.tensor, bias, residual)
 
     def fuses(self, num_tokens: int) -> bool:
         """Implements `LinearWeight.fuses`."""
         return small_linear.fuses(num_tokens, self.tensor)
+
+    def adds(self, num_tokens: int) -> bool:
+        """Implements `LinearWeight.adds`."""
+        return not self.fuses(num_tokens) and dense.adds(num_tokens, self.tensor)
 
     def launch_kind(self) -> Hashable:
         """Implements `LinearWeight.launch_kind`."""

@@ -16,6 +16,11 @@ from headrace_kernels.linear.dense_small_batch import fuses, small_linear
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 
+# With 8,192 rows of an 8B Llama on an H200 the down projection takes 1,453 us with the addition in
+# it and 1,496 with that behind it, attention's output 437 and 471; up to 1,024 rows it is 2 us.
+_LEAST_ADDED_ROWS = 1024
+
+
 def linear_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -54,6 +59,27 @@ def linear(
         return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
     product = _by_a_library(x, weight, bias, out_dtype)
     return product if out is None else out.copy_(product)
+
+
+def adds(num_rows: int, weight: Tensor) -> bool:
+    """Whether a product of so many rows that do not fuse is added to another tensor as it is made.
+
+    Args:
+        num_rows: Rows of the step.
+        weight: [out, in].
+    """
+    return weight.is_cuda and weight.dtype != torch.float32 and num_rows >= _LEAST_ADDED_ROWS
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> None:
+    """Adds a product to the residual stream, where `adds` says so.
+
+    Args:
+        x: [num_tokens, in].
+        weight: [out, in].
+        residual: [num_tokens, out] changed in place, in the type of x. The sum is rounded once.
+    """
+    residual.addmm_(x, weight.t())
 
 
 def _by_a_library(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
