@@ -11,7 +11,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ OPTIONS = (
 )
 PREFIXES = 4
 # Long enough to be there when something happens.
-TOKENS = 120
+TOKENS = 240
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +142,18 @@ def submitted(stub: Any, spec: generation_pb2.GenerationSpec) -> Any:
     return stub.Subscribe(inference_pb2.SubscribeRequest(request_id=made.request_id), timeout=CALL_TIMEOUT_S)
 
 
+class Stream(NamedTuple):
+    """A stream that is followed."""
+
+    # Once there is a token.
+    begun: concurrent.futures.Future[None]
+    ended: concurrent.futures.Future[Transcript]
+
+
 def start(
     server: RunningServer, spec: generation_pb2.GenerationSpec, way: Callable[[Any, Any], Any] = generated
-) -> concurrent.futures.Future[Transcript]:
-    """A stream that has begun, and what becomes of it."""
+) -> Stream:
+    """Asks and follows the answer."""
     begun: concurrent.futures.Future[None] = concurrent.futures.Future()
     ended: concurrent.futures.Future[Transcript] = concurrent.futures.Future()
 
@@ -164,8 +172,7 @@ def start(
                 begun.set_exception(error)
 
     _POOL.submit(follow)
-    begun.result(CALL_TIMEOUT_S)
-    return ended
+    return Stream(begun, ended)
 
 
 _POOL = concurrent.futures.ThreadPoolExecutor(2 * PREFIXES)
@@ -222,16 +229,19 @@ def check_ledger(transcript: Transcript) -> None:
 def test_streams_of_an_engine_that_is_lost_go_on_at_the_other(pair: RunningServer, signal_number: int) -> None:
     homes = settled_homes(pair)
     whole = [start(pair, every_kind(index)) for index in range(PREFIXES)]
-    wanted = [unbroken(ended.result(CALL_TIMEOUT_S)) for ended in whole]
+    wanted = [unbroken(stream.ended.result(CALL_TIMEOUT_S)) for stream in whole]
     # In the order of their sockets, which is that of their start.
     first, second = sorted(pair.descendants("headrace_backend"), key=lambda process: process.pid)
     streams = [start(pair, every_kind(index)) for index in range(PREFIXES)]
     kept = [start(pair, without_logprobs(every_kind(index)), submitted) for index in range(PREFIXES)]
+    # Started together and waited for together: none is to be through before the last has begun.
+    for stream in streams + kept:
+        stream.begun.result(CALL_TIMEOUT_S)
     # Of one that is stopped the supervisor makes a SIGKILL.
     os.kill(second.pid, signal_number)
-    found = [ended.result(CALL_TIMEOUT_S) for ended in streams]
+    found = [stream.ended.result(CALL_TIMEOUT_S) for stream in streams]
     assert [unbroken(transcript) for transcript in found] == wanted
-    found += (read := [ended.result(CALL_TIMEOUT_S) for ended in kept])
+    found += (read := [stream.ended.result(CALL_TIMEOUT_S) for stream in kept])
     assert [(one.tokens, one.texts) for one in read] == [answer[:2] for answer in wanted]
     for transcript in found:
         check_ledger(transcript)
