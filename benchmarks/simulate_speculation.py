@@ -136,6 +136,7 @@ def tokens_per_s(
         max_num_seqs=256,
         max_num_batched_tokens=8192,
         enable_prefix_cache=False,
+        speculate="off" if drafts == "off" else "mtp",
         speculate_tokens="auto" if drafts == "off" else drafts,
     )
     device = DraftingDevice(acceptance, pass_ms, slowness, 0.02, seed)

@@ -362,6 +362,11 @@ class EngineConfig(_Frozen):
                 f"draft_model is {self.draft_model}, and speculate is {self.speculate}: a draft model is for speculate "
                 "draft, and a head for speculate eagle"
             )
+        if self.speculate_tokens != "auto" and self.speculate == "off":
+            raise ValueError(
+                f"speculate_tokens is {self.speculate_tokens}, and speculate is off: nobody drafts; speculate ngram, "
+                "suffix, draft, eagle or mtp does"
+            )
         if self.draft_quantize != "off" and self.speculate != "draft":
             raise ValueError(
                 f"draft_quantize is {self.draft_quantize}, and speculate is {self.speculate}: it is for the draft "

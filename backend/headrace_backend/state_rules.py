@@ -22,10 +22,14 @@ MOST_DRAFTED_ELEMENTS = 128 * 128
 def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
     """Explains why the model's states can't be served as configured; returns None if they can.
 
-    None too where no layer is recurrent.
     """
     if not model.description.recurrent_layers:
-        return None
+        if not config.state_checkpoints:
+            return None
+        return (
+            f"state_checkpoints is {config.state_checkpoints}, and the model ({model.architecture}) has no recurrent "
+            "layers, whose states these are; without it blocks of keys and values are reused"
+        )
     largest = max(_rounded(layer.key_dim) * _rounded(layer.value_dim) for layer in model.description.recurrent_layers)
     if config.speculate != "off" and largest > MOST_DRAFTED_ELEMENTS:
         return (

@@ -46,6 +46,8 @@ def config(**changes: Any) -> EngineConfig:
         "block_size": 16,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
+        # A number of drafts is for those who draft; with none of these plans have a row's history.
+        **({"speculate": "mtp"} if "speculate_tokens" in changes else {}),
         **changes,
     }
     return EngineConfig(**values)

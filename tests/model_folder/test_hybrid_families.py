@@ -260,6 +260,9 @@ def test_settings_that_need_more_of_states_are_refused_by_name() -> None:
         and unsuitable_states(engine(enable_prefix_cache=False), model) is None
     )
     assert unsuitable_states(engine(enable_prefix_cache=True), model) is None
+    assert unsuitable_states(engine(state_checkpoints=4), model) is None is unsuitable_states(engine(), plain)
+    reason = unsuitable_states(engine(state_checkpoints=4), plain)
+    assert reason is not None and re.match("state_checkpoints is 4, and the model .* has no recurrent layers", reason)
     for described in (model.description, plain.description):
         assert reuses_prefixes(engine(), described)
         assert not reuses_prefixes(engine(enable_prefix_cache=False), described)
