@@ -12,7 +12,7 @@ import re
 from typing import Annotated, Any, Final, Literal, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from headrace_backend.device_defaults import (
     checked_graph_sizes,
@@ -21,7 +21,7 @@ from headrace_backend.device_defaults import (
     mixed_graph_sizes,
     step_sizes,
 )
-from headrace_health.address import PATTERN as PROBE_ADDRESS
+from headrace_health.address import probe_address
 from headrace_request import limits
 
 # A step of fewer could not hold a block.
@@ -486,9 +486,8 @@ class BackendConfig(_Frozen):
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
     probe: Annotated[
-        str | None,
+        Annotated[str, AfterValidator(probe_address)] | None,
         Field(
-            pattern=PROBE_ADDRESS,
             description=(
                 "unix:PATH or HOST:PORT that answers health checks (grpc.health.v1) alone, without TLS and secrets: "
                 "for kubelets; SERVING means that steps are computed"

@@ -20,9 +20,7 @@ MOST_DRAFTED_ELEMENTS = 128 * 128
 
 
 def unsuitable_states(config: EngineConfig, model: ModelConfig) -> str | None:
-    """Explains why the model's states can't be served as configured; returns None if they can.
-
-    """
+    """Explains why the model's states can't be served as configured; returns None if they can."""
     if not model.description.recurrent_layers:
         if not config.state_checkpoints:
             return None

@@ -12,11 +12,9 @@ import pathlib
 from typing import Annotated, Literal, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from headrace_health.address import PATTERN as PROBE_ADDRESS
-
-_MAX_PORT = 65535
+from headrace_health.address import MAX_PORT, is_address, probe_address
 
 
 def exposed(address: str) -> bool:
@@ -31,14 +29,6 @@ def exposed(address: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host != "localhost"
-
-
-def is_address(text: str) -> bool:
-    """Returns whether something may listen at a text, HOST:PORT or unix:PATH, by the form alone."""
-    host, _, port = text.rpartition(":")
-    if text.startswith("unix:"):
-        return text != "unix:"
-    return bool(host) and port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT
 
 
 class ServiceConfig(pydantic.BaseModel):
@@ -88,9 +78,8 @@ class ServiceConfig(pydantic.BaseModel):
         ),
     ] = True
     probe: Annotated[
-        str | None,
+        Annotated[str, AfterValidator(probe_address)] | None,
         Field(
-            pattern=PROBE_ADDRESS,
             description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys: for who "
             "started this process, or a kubelet",
         ),
@@ -382,7 +371,7 @@ class ServiceConfig(pydantic.BaseModel):
             # Of what is no address nobody can say whom it reaches.
             if not is_address(address):
                 raise ValueError(
-                    f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {_MAX_PORT}, or unix:PATH"
+                    f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {MAX_PORT}, or unix:PATH"
                 )
             if exposed(address) and lacking and not self.insecure:
                 raise ValueError(

@@ -75,5 +75,7 @@ def test_settings_that_make_no_pair_are_refused(tmp_path: pathlib.Path) -> None:
     assert "no draft_model is named" in said("--speculate", "draft")
     assert "a draft model is for speculate draft" in said("--draft-model", str(DEMO / "draft"))
     assert "speculate_tokens is 4, and speculate is off: nobody drafts" in said("--speculate-tokens", "4")
-    assert "state_checkpoints is 4, and the model (LlamaForCausalLM) has no recurrent" in said("--state-checkpoints", "4")
+    assert "state_checkpoints is 4, and the model (LlamaForCausalLM) has no recurrent" in said(
+        "--state-checkpoints", "4"
+    )
     assert "nowhere: no such model folder" in said("--speculate", "draft", "--draft-model", str(tmp_path / "nowhere"))

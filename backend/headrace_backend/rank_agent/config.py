@@ -9,11 +9,9 @@ import pathlib
 from typing import Annotated, Literal, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from headrace_health.address import PATTERN as PROBE_ADDRESS
-
-_ADDRESS = r"^([^:/\s\[\]]+|\[[0-9a-fA-F:]+\]):\d{1,5}$"
+from headrace_health.address import peer_address, probe_address
 
 
 class RanksConfig(pydantic.BaseModel):
@@ -23,8 +21,8 @@ class RanksConfig(pydantic.BaseModel):
 
     join: Annotated[
         str,
+        AfterValidator(peer_address),
         Field(
-            pattern=_ADDRESS,
             description="HOST:PORT at which the engine's backend listens (`headrace backend --hosts`)",
         ),
     ]
@@ -67,9 +65,8 @@ class RanksConfig(pydantic.BaseModel):
         ),
     ] = ""
     probe: Annotated[
-        str | None,
+        Annotated[str, AfterValidator(probe_address)] | None,
         Field(
-            pattern=PROBE_ADDRESS,
             description=(
                 "HOST:PORT or unix:PATH that answers grpc.health.v1 alone, without TLS and keys: SERVING while the "
                 "engine has this host, and alive while the process answers"

@@ -19,6 +19,7 @@ import stat
 from collections.abc import Iterator
 
 from headrace_credentials import files as credential_files
+from headrace_health.address import MAX_PORT, port_of
 
 _PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_PATH_BYTES = 107
@@ -68,9 +69,8 @@ def parse_listen(text: str) -> ListenAddress:
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
             raise StartRefused(f"listen is {text!r}; a socket's path has at most {_MAX_SOCKET_PATH_BYTES} bytes")
         return ListenAddress(f"unix:{path}", path)
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise StartRefused(f"listen is {text!r}; it must be unix:PATH or HOST:PORT")
+    if port_of(text) is None:
+        raise StartRefused(f"listen is {text!r}; it must be unix:PATH, or HOST:PORT with a port of 0 to {MAX_PORT}")
     return ListenAddress(text, None)
 
 

@@ -13,7 +13,7 @@ import pathlib
 
 import structlog
 
-from headrace_service.config import is_address
+from headrace_health.address import is_address
 from headrace_service.engines.engine_names import Follow
 
 _log = structlog.get_logger("headrace.service")

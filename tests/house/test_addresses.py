@@ -1,0 +1,38 @@
+"""One rule says what an address is, whoever is given it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from headrace_health.address import MAX_PORT, is_address, peer_address, port_of, probe_address
+
+BAD_PORTS = ["h:65536", "h:99999", "h:-1", "h:", "h:a", "h:1.5", "h:\u0661", "h:+1", "h: 1", "h:000001", "h", ":80", ""]
+
+
+@pytest.mark.parametrize("text", [*BAD_PORTS, "unix:"])
+def test_what_is_no_address_is_refused_with_the_range(text: str) -> None:
+    assert not is_address(text)
+    with pytest.raises(ValueError, match=f"a port of 0 to {MAX_PORT}, or unix:PATH"):
+        probe_address(text)
+
+
+@pytest.mark.parametrize(
+    "text", [*BAD_PORTS, "h:0", "unix:/socket", "::1:80", "[::1:80", "::1]:80", "[h]:80", "a b:80", " h:80", "h:80 "]
+)
+def test_nobody_is_reached_where_no_other_machine_can_listen(text: str) -> None:
+    with pytest.raises(ValueError, match=f"HOST:PORT with a port of 1 to {MAX_PORT}"):
+        peer_address(text)
+
+
+@hypothesis.given(
+    st.sampled_from(["localhost", "engine-0.engines.svc", "127.0.0.1"]) | st.ip_addresses(v=6),
+    st.integers(1, MAX_PORT),
+)
+def test_hosts_and_ports_are_taken_as_they_are(host: str | ipaddress.IPv6Address, port: int) -> None:
+    text = f"[{host}]:{port}" if isinstance(host, ipaddress.IPv6Address) else f"{host}:{port}"
+    assert peer_address(text) == probe_address(text) == text
+    assert is_address(text) and port_of(text) == port
