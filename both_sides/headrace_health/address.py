@@ -22,7 +22,7 @@ def port_of(text: str) -> int | None:
 
 
 def is_reachable(text: str) -> bool:
-    """Whether somebody may be reached at a text: unix:PATH, or HOST:PORT, where port 0 is nobody's."""
+    """Whether somebody may be reached at a text: unix:PATH, or HOST:PORT but for port 0."""
     return is_address(text) and (text.startswith("unix:") or port_of(text) != 0)
 
 
