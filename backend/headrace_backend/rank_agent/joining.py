@@ -31,8 +31,8 @@ class HostRefused(Exception):  # the reason, in one line
 def check_host(config: RanksConfig) -> None:
     """Checks that this host has the device and the folders that it was given.
 
-    What is in the folders is read when the engine has said what it needs of them, and the engine is
-    told what is wrong with it.
+    What is in the folders is read when the engine has said what it needs of them, and what is wrong
+    with it is reported to the engine.
 
     Raises:
         HostRefused: There is no such device, folder or file here.
