@@ -21,17 +21,17 @@ _DRIVERS = tuple(map(pathlib.Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap"))
 _CPU_WORKS = "device cpu works"
 
 
-def unsuitable_device(config: EngineConfig, exists: Callable[[pathlib.Path], bool] = pathlib.Path.exists) -> str | None:
+def unsuitable_device(device: str, exists: Callable[[pathlib.Path], bool] = pathlib.Path.exists) -> str | None:
     """Explains why there is no such device on this machine; returns None if there may be.
 
     Args:
-        config: The engine's configuration.
+        device: Device as it is configured, of an engine or of a host's ranks.
         exists: Whether there is a file.
     """
-    asked = f"device is {config.device!r}"
-    if not _DEVICE.fullmatch(config.device):
+    asked = f"device is {device!r}"
+    if not _DEVICE.fullmatch(device):
         return f"{asked}; it must be auto, cpu, cuda or cuda:<index>"
-    if not config.device.startswith("cuda"):
+    if not device.startswith("cuda"):
         return None
     if not any(map(exists, _DRIVERS)):
         return f"{asked}: this machine has no NVIDIA driver; {_CPU_WORKS}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import os
 import pathlib
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder
@@ -168,6 +169,11 @@ def _checked_out(config: QuantizeConfig, model: ModelFolder) -> pathlib.Path:
     out = pathlib.Path(config.out_folder)
     if out.exists() and not out.is_dir():
         raise QuantizeRefused(f"OUT_FOLDER {out} is not a folder")
+    # The nearest folder that is there already: those below it are made.
+    base = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
+        why = "can't be written" if base.is_dir() else "is not a folder"
+        raise QuantizeRefused(f"OUT_FOLDER {out} can't be made: {base} {why}")
     if out.resolve().is_relative_to(model.path):
         raise QuantizeRefused(f"OUT_FOLDER {out} lies in MODEL_FOLDER")
     entries = {path.name for path in out.iterdir()} if out.exists() else set()

@@ -73,6 +73,7 @@ class QuantizeConfig(pydantic.BaseModel):
     def _options_fit_together(self) -> Self:
         for option, given, fits, rule in (
             ("--act-order", self.act_order, self.method == "gptq", "goes with --method gptq"),
+            ("--damping", "damping" in self.model_fields_set, self.method == "gptq", "goes with --method gptq"),
             ("--clip", self.clip is not None, self.method == "awq", "goes with --method awq"),
             ("--scheme fp8", self.scheme == "fp8", self.method == "rtn", "goes with --method rtn"),
             (

@@ -21,6 +21,11 @@ def port_of(text: str) -> int | None:
     return int(port) if host and is_port else None
 
 
+def is_reachable(text: str) -> bool:
+    """Whether somebody may be reached at a text: unix:PATH, or HOST:PORT but for port 0."""
+    return is_address(text) and (text.startswith("unix:") or port_of(text) != 0)
+
+
 def probe_address(text: str) -> str:
     """Returns the address of a probe as it is.
 

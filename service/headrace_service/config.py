@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import AfterValidator, Field
 
-from headrace_health.address import MAX_PORT, is_address, probe_address
+from headrace_health.address import MAX_PORT, is_address, is_reachable, probe_address
 
 
 def exposed(address: str) -> bool:
@@ -332,9 +332,9 @@ class ServiceConfig(pydantic.BaseModel):
         for name, addresses in (("engine", self.engine), ("engines_dns", self.engines_dns)):
             for index, address in enumerate(addresses):
                 unix = address.startswith("unix:")
-                if not is_address(address) or (unix and name == "engines_dns"):
-                    form = "HOST:PORT or unix:PATH" if name == "engine" else "NAME:PORT"
-                    raise ValueError(f"{name}: {address[:64]!r} must be {form}")
+                if not is_reachable(address) or (unix and name == "engines_dns"):
+                    form, other = ("HOST:PORT", ", or unix:PATH") if name == "engine" else ("NAME:PORT", "")
+                    raise ValueError(f"{name}: {address[:64]!r} must be {form} with a port of 1 to {MAX_PORT}{other}")
                 if address in addresses[:index]:
                     raise ValueError(f"{name}: {address[:64]!r} is named twice")
         return self

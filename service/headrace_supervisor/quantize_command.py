@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from headrace.local_server.installed import require_worker
 from headrace.local_server.process import LocalServerError
+from headrace_backend.start_rules import unsuitable_device
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import resolve
 from headrace_quantize.checks import QuantizeRefused, check
@@ -92,6 +93,7 @@ def quantize(model_folder: str, out_folder: str, **flags: Any) -> None:
         source = str(resolve(model_folder).path)
         config = request({"model_folder": source, "out_folder": out_folder, **given})
         check(config)
+        check_device(config)
     except (QuantizeRefused, HubRefused, LocalServerError) as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(2)
@@ -115,6 +117,17 @@ def request(values: dict[str, Any]) -> QuantizeConfig:
         choices = _choices(QuantizeConfig.model_fields[str(problem["loc"][0])])
         rule = f"must be one of {', '.join(choices)}" if choices else rule_of(problem)
         raise QuantizeRefused(f"{flag}: {rule}, is {problem['input']}") from None
+
+
+def check_device(config: QuantizeConfig) -> None:
+    """Checks that this machine may have the device, as far as no torch is needed.
+
+    Raises:
+        QuantizeRefused: It has none; the message names the flag.
+    """
+    reason = unsuitable_device(config.device)
+    if reason is not None:
+        raise QuantizeRefused(f"--{reason}")
 
 
 def _parsed(name: str, value: Any) -> Any:

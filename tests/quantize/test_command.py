@@ -22,6 +22,7 @@ from headrace_quantize.config import QuantizeConfig
 from headrace_quantize.main import main as quantize_main
 from headrace_quantize.output_folder import OutputFolder
 from headrace_supervisor import quantize_command
+from headrace_supervisor.quantize_command import check_device
 from headrace_supervisor.quantize_command import request as parsed
 
 
@@ -64,6 +65,7 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
         ({"method": "gptq"}, "--method gptq needs --calibration TEXT_FILE"),
         ({}, "--method gptq needs --calibration TEXT_FILE"),
         ({"method": "awq", "act_order": True, "calibration": ("a",)}, "--act-order goes with --method gptq"),
+        ({"method": "rtn", "damping": "0.02"}, "--damping goes with --method gptq"),
         ({"method": "rtn", "clip": False}, "--clip goes with --method awq"),
         ({"scheme": "fp8", "calibration": ("a",)}, "--scheme fp8 goes with --method rtn"),
         ({"scheme": "fp8", "method": "rtn", "bits": "4"}, "--scheme fp8 has 8 bits"),
@@ -117,6 +119,22 @@ def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
     flags["out_folder"] = str(tmp_path / "out" / "notes.txt")
     with pytest.raises(QuantizeRefused, match="is not a folder"):
         check(parsed(flags))
+
+
+def test_a_folder_that_can_not_be_made_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    options = {"method": "rtn", "group_size": "32"}
+    assert f"{tmp_path}/file is not a folder" in refused(tmp_path, out_folder=str(tmp_path / "file" / "o"), **options)
+    # Root may write where others may not, so that the system's answer is given here.
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    assert f"{tmp_path} can't be written" in refused(tmp_path, out_folder=str(tmp_path / "a" / "b"), **options)
+
+
+def test_a_gpu_is_refused_where_no_driver_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_backend.start_rules._DRIVERS", (tmp_path / "none",))
+    with pytest.raises(QuantizeRefused, match="--device is 'cuda': this machine has no NVIDIA driver"):
+        check_device(parsed({"model_folder": "m", "out_folder": "o", "method": "rtn", "device": "cuda"}))
+    check_device(parsed({"model_folder": "m", "out_folder": "o", "method": "rtn"}))
 
 
 def test_text_needs_a_tokenizer(tmp_path: pathlib.Path, text: pathlib.Path) -> None:

@@ -226,6 +226,5 @@ def test_a_device_that_can_not_be_is_refused_without_torch(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    config = configs.EngineConfig(model=pathlib.Path("folder"), device=device)
-    reason = start_rules.unsuitable_device(config, exists=lambda path: str(path) in drivers)
+    reason = start_rules.unsuitable_device(device, exists=lambda path: str(path) in drivers)
     assert reason is None if says is None else reason is not None and says in reason

@@ -1,6 +1,7 @@
 """Whether this host can do what an engine asks of it, and how its workers are started then.
 
-Owns the checks on this side: the configuration can be read, the model has the engine's revision.
+Owns the checks on this side: the device and the folders are there, the
+configuration can be read, the model has the engine's revision.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headrace_backend.rank_agent.config import RanksConfig
 from headrace_backend.server.hosts.ranks_service import PROTOCOL_VERSION
 from headrace_backend.server.model_facts import model_limits
 from headrace_backend.server.workers.host_ranks import WorkerLaunch
+from headrace_backend.start_rules import unsuitable_device
 from headrace_facts.version import server_version
 from headrace_model_folder import InvalidModelFolder, ModelFolder, revisions
 from headrace_protos.ranks.v1 import ranks_pb2
@@ -24,6 +26,23 @@ from headrace_request.request import LAYOUT
 
 class HostRefused(Exception):  # the reason, in one line
     """This host can be none of the engine's; trying again does not help."""
+
+
+def check_host(config: RanksConfig) -> None:
+    """Checks that this host has the device and the folders that it was given.
+
+    What is in the folders is read when the engine has said what it needs of them, and what is wrong
+    with it is reported to the engine.
+
+    Raises:
+        HostRefused: There is no such device, folder or file here.
+    """
+    reason = unsuitable_device(config.device)
+    if reason is not None:
+        raise HostRefused(reason)
+    for name, path in (("model", config.model), ("draft_model", config.draft_model)):
+        if path is not None and not path.exists():
+            raise HostRefused(f"{name}: {path}: no such folder or file")
 
 
 def hello(config: RanksConfig) -> ranks_pb2.Hello:

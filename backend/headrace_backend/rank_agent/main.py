@@ -18,7 +18,7 @@ import uvloop
 import headrace_facts.plain_structlog  # noqa: F401  # before anything that imports structlog
 from headrace_backend.rank_agent.agent import RankAgent
 from headrace_backend.rank_agent.config import RanksConfig
-from headrace_backend.rank_agent.joining import HostRefused
+from headrace_backend.rank_agent.joining import HostRefused, check_host
 from headrace_backend.server.lifetime import ExitCode
 from headrace_backend.server.logs import configure_logs, get_logger
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
 
 
 async def _run(config: RanksConfig, worker_command: tuple[str, ...], pulse_fd: int | None) -> None:
+    check_host(config)
     pulse.start(pulse_fd)
     loop = asyncio.get_running_loop()
     agent = RankAgent(config, worker_command)

@@ -139,7 +139,7 @@ def _open_model(config: EngineConfig) -> ModelFolder:
     except InvalidModelFolder as error:
         raise StartRefused(f"model folder: {error}") from error
     reasons = (
-        unsuitable_device(config),
+        unsuitable_device(config.device),
         too_long(config, folder.config),
         unsuitable_quantization(config, folder.config, folder.gguf_file),
         unsuitable_head(config, folder),

@@ -13,7 +13,7 @@ import pathlib
 
 import structlog
 
-from headrace_health.address import is_address
+from headrace_health.address import MAX_PORT, is_reachable
 from headrace_service.engines.engine_names import Follow
 
 _log = structlog.get_logger("headrace.service")
@@ -79,8 +79,9 @@ def read(path: pathlib.Path) -> tuple[str, ...]:
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     named = [(number, line) for number, line in lines if line and not line.startswith("#")]
     for number, line in named:
-        if not is_address(line):
+        if not is_reachable(line):
             raise InvalidEngineFile(
-                f"engines_file: {path}: line {number}: {line[:64]!r} must be HOST:PORT or unix:PATH"
+                f"engines_file: {path}: line {number}: {line[:64]!r} must be HOST:PORT with a port of 1 to {MAX_PORT}, "
+                "or unix:PATH"
             )
     return tuple(dict.fromkeys(line for _, line in named))

@@ -110,7 +110,7 @@ class ModelLaunches:
             said = f"{str(error).removeprefix(f'{engine.model}: ')}{no_folder(engine.model)}"
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {said}") from None
         reasons = (
-            unsuitable_device(engine),
+            unsuitable_device(engine.device),
             too_long(engine, opened.config),
             unsuitable_quantization(engine, opened.config, opened.gguf_file),
             unsuitable_head(engine, opened),

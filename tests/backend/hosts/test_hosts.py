@@ -297,6 +297,27 @@ async def test_a_host_needs_the_draft_model_of_its_engine(
             assert "its draft_model is called-otherwise-here@" in agent.log and "engine's is not set" in agent.log
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "gpu"}, "device is 'gpu'; it must be auto, cpu, cuda or cuda:<index>"),
+        ({"draft_model": "/nowhere"}, "draft_model: /nowhere: no such folder or file"),
+    ],
+)
+async def test_what_a_host_has_not_is_refused_though_no_engine_answers(
+    model: pathlib.Path, tmp_path: pathlib.Path, settings: dict[str, str], said: str
+) -> None:
+    with running_agent(tmp_path, model, "127.0.0.1:1", **settings) as agent:
+        assert await agent.wait_exit() == 2
+        assert said in agent.log and "not joined" not in agent.log
+
+
+async def test_a_model_that_is_not_there_is_refused_though_no_engine_answers(tmp_path: pathlib.Path) -> None:
+    with running_agent(tmp_path, tmp_path / "none", "127.0.0.1:1") as agent:
+        assert await agent.wait_exit() == 2
+        assert f"model: {tmp_path}/none: no such folder or file" in agent.log and "not joined" not in agent.log
+
+
 async def test_a_probe_says_whether_the_engine_has_the_host(two_layers: pathlib.Path, tmp_path: pathlib.Path) -> None:
     probe = free_address()
 

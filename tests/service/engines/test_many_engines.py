@@ -217,7 +217,7 @@ async def test_engines_of_a_file_come_and_go_as_it_changes(
         # A file with a mistake takes no engine away, and brings none.
         path.write_text(f"{second}\nnowhere\n")
         await server.until(lambda: file.failure)
-        assert "line 2: 'nowhere' must be HOST:PORT or unix:PATH" in file.failure
+        assert "line 2: 'nowhere' must be HOST:PORT with a port of 1 to 65535, or unix:PATH" in file.failure
         assert sum(model.serving for model in models) == 2
         path.write_text(f"{second}\n")
         await server.until(lambda: [model.address for model in models] == [second])
@@ -227,7 +227,9 @@ async def test_engines_of_a_file_come_and_go_as_it_changes(
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"engine": ("here",)}, "engine: 'here' must be HOST:PORT or unix:PATH"),
+        ({"engine": ("here",)}, "engine: 'here' must be HOST:PORT with a port of 1 to 65535, or unix:PATH"),
+        ({"engine": ("here:0",)}, "engine: 'here:0' must be HOST:PORT with a port of 1 to 65535"),
+        ({"engines_dns": ("engines:0",)}, "engines_dns: 'engines:0' must be NAME:PORT with a port of 1 to 65535"),
         ({"engine": ("a:1", "b:2", "a:1")}, "engine: 'a:1' is named twice"),
         ({"engines_dns": ("unix:/engine.sock",)}, "engines_dns: 'unix:/engine.sock' must be NAME:PORT"),
         ({"engines_dns": ("engines",)}, "engines_dns: 'engines' must be NAME:PORT"),
