@@ -90,7 +90,6 @@ class Guardian:
         self._hear_of_losses(model)
         self._tally.num_bytes += copy.num_bytes
         self._by_id[copy.request_id] = copy
-        self._note_key(copy)
         return copy
 
     def offered(self, model: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
@@ -101,6 +100,7 @@ class Guardian:
     def accepted(self, copy: GuardedGeneration) -> None:
         """Notes that the engine has taken it: from now on its loss is the guardian's to mend."""
         copy.accepted = True
+        self._note_key(copy)
         if copy.done is None and copy.model.engine.streams.get(copy.handle) is not copy:
             # Lost right after its answer.
             self._move(copy)
@@ -187,11 +187,10 @@ class Guardian:
             # It ended meanwhile, or is too large.
             self.forget(copy)
             return
-        self._note_key(copy)
         self.accepted(copy)
 
     def _note_key(self, copy: GuardedGeneration) -> None:
-        if copy.add.idempotency_key:
+        if copy.add.idempotency_key and self._by_id.get(copy.request_id) is copy:
             self._by_key[copy.add.tenant, copy.add.idempotency_key] = copy
 
     def _has_room_for(self, copy: GuardedGeneration, taken: bool = False) -> bool:
@@ -230,6 +229,10 @@ class Guardian:
         """Has other engines keep the logs of what had ended at one that is lost."""
         self._expire()
         lost = [copy for copy in reversed(self._ended.values()) if copy.model is model]
+        for copy in lost:
+            copy.lost_s = time.monotonic()
+        # Those whose first guardian has a head start come last, and wait for it together.
+        lost.sort(key=lambda copy: copy.is_second)
         if lost and not self._closed:
             self._start(self._move_logs(lost))
 
@@ -284,7 +287,7 @@ class Guardian:
             patience_s = min(patience_s, 1e-9 * copy.model.engine.log_ttl_ns)
         ends_s = time.monotonic() + patience_s
         if copy.is_second:
-            await asyncio.sleep(_SECOND_WAITS_S)
+            await asyncio.sleep(max(0.0, copy.lost_s + _SECOND_WAITS_S - time.monotonic()))
         while time.monotonic() < ends_s:
             if copy.is_second and await self._is_found(copy):
                 return True
