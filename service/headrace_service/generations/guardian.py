@@ -89,7 +89,7 @@ class Guardian:
         add.handle = copy.handle
         self._hear_of_losses(model)
         self._tally.num_bytes += copy.num_bytes
-        self._by_id[copy.request_id] = copy
+        self._keep(copy)
         return copy
 
     def offered(self, model: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
@@ -113,6 +113,7 @@ class Guardian:
             copy.model.engine.leave(copy)
         if self._by_id.pop(copy.request_id, None) is None:
             return
+        copy.model.engines.holds.unguarded(copy.model.number)
         self._ended.pop(copy.request_id, None)
         self._tally.num_bytes -= copy.num_bytes
         self._said_full = False
@@ -135,7 +136,9 @@ class Guardian:
             ServiceError: ALREADY_EXISTS, the key was used with another spec.
         """
         copy = self._by_key.get((query.tenant, query.idempotency_key))
-        if copy is None or not (copy.num_losses or copy.moving):
+        if copy is None or not copy.accepted:
+            return None
+        if not (copy.num_losses or copy.moving) and copy.model.is_reachable:
             return None
         if copy.add.spec_digest != query.spec_digest:
             text = "idempotency_key: in use for a request with another spec"
@@ -174,7 +177,7 @@ class Guardian:
         copy = GuardedGeneration(add, model, time.monotonic_ns(), self._tally, self._heard)
         if not self._has_room_for(copy):
             return
-        self._by_id[copy.request_id] = copy
+        self._keep(copy)
         self._tally.num_bytes += copy.num_bytes
         self._hear_of_losses(model)
         try:
@@ -188,6 +191,10 @@ class Guardian:
             self.forget(copy)
             return
         self.accepted(copy)
+
+    def _keep(self, copy: GuardedGeneration) -> None:
+        self._by_id[copy.request_id] = copy
+        copy.model.engines.holds.guarded(copy.model.number)
 
     def _note_key(self, copy: GuardedGeneration) -> None:
         if copy.add.idempotency_key and self._by_id.get(copy.request_id) is copy:
@@ -316,6 +323,9 @@ class Guardian:
         return False
 
     def _note_engine(self, copy: GuardedGeneration, model: ServedModel) -> None:
+        if self._by_id.get(copy.request_id) is copy:
+            model.engines.holds.guarded(model.number)
+            copy.model.engines.holds.unguarded(copy.model.number)
         copy.model, copy.life = model, model.engine.life
         self._hear_of_losses(model)
 

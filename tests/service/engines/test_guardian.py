@@ -65,8 +65,8 @@ async def group(folder: pathlib.Path, sockets: pathlib.Path, **config: Any) -> A
         engine.life = f"life {index}"
     async with (
         running(*engines, sockets=sockets) as addresses,
-        joined(addresses, **config) as one,
-        joined(addresses, **config) as other,
+        joined(addresses, service_name="one", **config) as one,
+        joined(addresses, service_name="other", **config) as other,
     ):
         await one.until_used(3)
         await other.until_used(3)
