@@ -193,7 +193,7 @@ class EngineSession:
 
     async def hello(self) -> None:
         """Opens the conversation and waits until the engine serves; then `model` says what."""
-        hello = engine_pb2.Hello(protocol_version=3, service_name="benchmark", request_layout=LAYOUT)
+        hello = engine_pb2.Hello(protocol_version=4, service_name="benchmark", request_layout=LAYOUT)
         await self._stream.write(engine_pb2.ToEngine(hello=hello))
         while self._model is None:
             message = await self._stream.read()

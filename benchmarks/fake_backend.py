@@ -211,7 +211,7 @@ class FakeBackend(engine_pb2_grpc.EngineServiceServicer):
             folder=str(self._folder.path),
             max_waiting_requests=1024,
         )
-        return engine_pb2.FromEngine(welcome=engine_pb2.Welcome(protocol_version=3, model=model, state=self._state()))
+        return engine_pb2.FromEngine(welcome=engine_pb2.Welcome(protocol_version=4, model=model, state=self._state()))
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:  # the RPC's name
         """One service's stream."""

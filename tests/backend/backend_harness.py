@@ -191,7 +191,7 @@ class EngineClient:
 
     async def hello(self, wants_step_records: bool = False, guards: bool = False) -> None:
         hello = engine_pb2.Hello(
-            protocol_version=3,
+            protocol_version=4,
             service_name="test",
             wants_step_records=wants_step_records,
             request_layout=LAYOUT,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 from collections.abc import Iterator
 
 import grpc
 import pytest
-from tests.backend.backend_harness import BackendProcess, connected, idle, settled, start_backend, until
+from tests.backend.backend_harness import BackendProcess, Subscription, connected, idle, settled, start_backend, until
 from tests.backend.fake_worker import expected_tokens
 from tests.support.engine_requests import asked, ids
 
@@ -16,6 +17,7 @@ from headrace_protos.engine.v1 import engine_pb2
 PROMPT = [10, 20, 30]
 KEY = {"idempotency_key": "key", "spec_digest": bytes(32), "tenant": "t"}
 NOT_FOUND, ALREADY_EXISTS = grpc.StatusCode.NOT_FOUND.value[0], grpc.StatusCode.ALREADY_EXISTS.value[0]
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,35 @@ async def test_a_key_is_asked_for_without_a_request(backend: BackendProcess) -> 
         ):
             refused = await find(**fields)
             assert isinstance(refused, engine_pb2.Refused) and field in refused.status.message
+
+
+async def test_a_key_of_another_engine_is_taken_once_no_service_holds_that(backend: BackendProcess) -> None:
+    async with connected(backend.address) as asker, connected(backend.address) as other:
+        await asker.wait_serving()
+        await other.send(held_engines=engine_pb2.HeldEngines(reached=[7]))
+        await idle(other)
+
+        async def add(key: str, **fields: object) -> Subscription:
+            named = {**KEY, "idempotency_key": key}
+            asked = await asker.add(PROMPT, 5, detached=True, unasked_engines=[7], **named, **fields)
+            await until(lambda: asked.added or asked.refused)
+            return asked
+
+        for fields in ({}, {"stands_in": True}):
+            refused = (await add("k3", **fields)).refused
+            assert refused is not None and refused.code == UNAVAILABLE and "idempotency_key" in refused.message
+        await other.send(held_engines=engine_pb2.HeldEngines(guarded=[7]))
+        await idle(other)
+        assert (await add("k4", stands_in=True)).refused and (await add("k5")).added
+        await other.send(held_engines=engine_pb2.HeldEngines())
+        while (asked := await add("k4", stands_in=True)).refused:
+            await asyncio.sleep(0.2)
+        await other.send(held_engines=engine_pb2.HeldEngines(reached=[7]))
+        await idle(other)
+        # What is known is no new request.
+        again = await add("k4", stands_in=True)
+        assert again.added and again.added.existing and again.added.request_id == asked.request_id
+        await idle(asker)
 
 
 async def test_a_log_that_is_handed_over_is_read_like_any_other(backend: BackendProcess) -> None:

@@ -1,4 +1,4 @@
-"""A service and an engine are killed at once, and no token of what was submitted is missing."""
+"""Services and engines are killed, and of what was submitted nothing is missing or there twice."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ class Pool:
     """Two engines and two services, each a process of its own."""
 
     def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
         engines = [f"unix:{folder}/engine-{index}.sock" for index in range(2)]
-        options = (*WORKER, "--dtype", "fp32", "--num-blocks", "512", "--log-level", "debug")
         self.logs = [folder / f"backend-{index}.log" for index in range(2)]
-        self.backends = [
-            stack.enter_context(command(log, "backend", str(DEMO), "--listen", engine, *options))
-            for log, engine in zip(self.logs, engines, strict=True)
-        ]
+        self.backends = [self._backend(log, engine) for log, engine in zip(self.logs, engines, strict=True)]
         self.addresses = [free_address(), free_address()]
         named = [text for engine in engines for text in ("--engine", engine)]
         self.services: list[subprocess.Popen[str]] = [
@@ -40,16 +37,46 @@ class Pool:
             for index, address in enumerate(self.addresses)
         ]
         for index in range(2):
-            wait_until(lambda index=index: self._knows_both(folder / f"service-{index}.log"), 240, "both engines")
+            wait_until(lambda index=index: self.num_connections(index) == 2, 240, "both engines")
 
-    @staticmethod
-    def _knows_both(log: pathlib.Path) -> bool:
-        return log.read_text().count("engine.connected") == 2
+    def _backend(self, log: pathlib.Path, address: str) -> subprocess.Popen[str]:
+        options = (*WORKER, "--dtype", "fp32", "--num-blocks", "512", "--log-level", "debug")
+        return self._stack.enter_context(command(log, "backend", str(DEMO), "--listen", address, *options))
+
+    def num_connections(self, service: int) -> int:
+        """Connections to engines that a service has opened so far."""
+        return (self._folder / f"service-{service}.log").read_text().count("engine.connected")
+
+    def restart(self, index: int) -> None:
+        """Starts a killed engine again, and waits until both services reach it."""
+        self.backends[index].wait()
+        before = [self.num_connections(service) for service in range(2)]
+        log, address = self._folder / f"backend-{index}-again.log", f"unix:{self._folder}/engine-{index}.sock"
+        self.backends[index] = self._backend(log, address)
+        for service, number in enumerate(before):
+            wait_until(
+                lambda service=service, number=number: self.num_connections(service) > number, 240, "the engine again"
+            )
 
     def submit(self, prompt: list[int]) -> str:
         with connected(self.addresses[0]) as stub:
             request = inference_pb2.SubmitRequest(spec=greedy(prompt, TOKENS))
             return stub.Submit(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True).request_id
+
+    def submit_key(self, service: int, key: str) -> inference_pb2.SubmitResponse:
+        with connected(self.addresses[service]) as stub:
+            request = inference_pb2.SubmitRequest(spec=greedy(PROMPTS[0], TOKENS), idempotency_key=key)
+            response: inference_pb2.SubmitResponse = stub.Submit(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+            return response
+
+    def read(self, service: int, request_id: str) -> list[int]:
+        found = Transcript()
+        with connected(self.addresses[service]) as stub:
+            for response in stub.Subscribe(
+                inference_pb2.SubscribeRequest(request_id=request_id), timeout=CALL_TIMEOUT_S
+            ):
+                found.take(response.event)
+        return found.tokens
 
     def engine_of(self, request_id: str) -> int:
         """Which engine was asked for a request first."""
@@ -92,3 +119,27 @@ def test_submitted_answers_outlive_both(pool: Pool, shared_server: RunningServer
         for response in stub.Subscribe(inference_pb2.SubscribeRequest(request_id=ids[0]), timeout=CALL_TIMEOUT_S):
             later.take(response.event)
     assert later.tokens == found[0].tokens
+
+
+def test_a_key_has_one_request_though_its_engine_was_away(pool: Pool, shared_server: RunningServer) -> None:
+    victim = pool.engine_of(pool.submit_key(0, "key 0").request_id)
+    pool.backends[victim].kill()
+    keys = [f"new {index}" for index in range(12)]
+    with ThreadPoolExecutor(len(keys)) as callers:
+        made = list(callers.map(pool.submit_key, (0, 1) * 6, keys))
+    # About half of the keys belong to the engine that is away.
+    assert not any(response.existing for response in made)
+    assert all(pool.engine_of(response.request_id) != victim for response in made)
+    pool.restart(victim)
+    for key, first in zip(keys, made, strict=True):
+        for service in (1, 0):
+            again = pool.submit_key(service, key)
+            assert (again.existing, again.request_id) == (True, first.request_id)
+    # New keys of the engine that is back begin there again.
+    later = [pool.submit_key(0, f"later {index}").request_id for index in range(12)]
+    again_log = pool.logs[victim].with_name(f"backend-{victim}-again.log")
+    assert any(request_id in again_log.read_text() for request_id in later)
+    assert not any(response.request_id in again_log.read_text() for response in made)
+    expected = generate(shared_server.address, greedy(PROMPTS[0], TOKENS)).tokens
+    for service, response in enumerate(made[:2]):
+        assert pool.read(service, response.request_id) == expected

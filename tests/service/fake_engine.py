@@ -23,6 +23,9 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from tests.support.engine_requests import asked
 
+from headrace_backend.engine.errors import RequestRefused
+from headrace_backend.server.streams.held_engines import HeldEngines
+from headrace_backend.server.streams.statuses import refusal_status
 from headrace_facts import facts, step_records, token_steps
 from headrace_protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from headrace_request.request import LAYOUT
@@ -81,6 +84,7 @@ class Connection:
     def __init__(self, wants_step_records: bool, guards: bool) -> None:
         self.wants_step_records = wants_step_records
         self.guards = guards
+        self.service_name = ""
         self.queue: asyncio.Queue[engine_pb2.FromEngine | None] = asyncio.Queue()
 
     def send(self, **message: Any) -> None:
@@ -100,8 +104,12 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.attaches: list[engine_pb2.AttachRequest] = []
         self.detached: list[int] = []
         self.key_queries: list[engine_pb2.KeyQuery] = []
+        # What services hold, judged as a backend does.
+        self.held = HeldEngines(time.monotonic_ns, quiet_ns=200_000_000)
         self.refusal: status_pb2.Status | None = None
         self.state = engine_pb2.EngineState(serving=True, reason="serving", stale_after_ns=60_000_000_000)
+        # Names of services that can't reach it.
+        self.shunned: set[str] = set()
         # Whether it tells its state again and again.
         self.beats = True
         self.logprobs = 0
@@ -151,16 +159,26 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         for connection in self._connections:
             connection.queue.put_nowait(None)
 
+    def shun(self, service_name: str) -> None:
+        """Cuts one service off."""
+        self.shunned.add(service_name)
+        for connection in self._connections:
+            if connection.service_name == service_name:
+                connection.queue.put_nowait(None)
+
     # -- the protocol
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         hello = await context.read()
-        assert (hello.hello.protocol_version, hello.hello.request_layout) == (3, LAYOUT)
+        assert (hello.hello.protocol_version, hello.hello.request_layout) == (4, LAYOUT)
+        if hello.hello.service_name in self.shunned:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this test cuts it off")
         connection = Connection(hello.hello.wants_step_records, hello.hello.guards)
+        connection.service_name = hello.hello.service_name
         self._connections.add(connection)
         connection.send(
             welcome=engine_pb2.Welcome(
-                protocol_version=3,
+                protocol_version=4,
                 model=self.model,
                 state=self.state,
                 engine=self.life,
@@ -176,6 +194,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             writer.cancel()
             reader.cancel()
             self._connections.discard(connection)
+            self.held.stream_lost(id(connection))
             for request in self.requests.values():
                 request.readers = [reader for reader in request.readers if reader[0] is not connection]
                 request.unguard(connection)
@@ -212,13 +231,20 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             getattr(self, f"_on_{kind}")(connection, getattr(message, kind))
 
     def _on_add(self, connection: Connection, add: engine_pb2.AddRequest) -> None:
-        if self.refusal is not None:
-            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=self.refusal))
-            return
         known = next(
             (r for r in self.requests.values() if add.idempotency_key and r.add.idempotency_key == add.idempotency_key),
             None,
         )
+        try:
+            if known is None:
+                self.held.check_unheld(add.unasked_engines, add.stands_in, time.monotonic_ns())
+        except RequestRefused as refused:
+            status = refusal_status(refused)
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=status))
+            return
+        if self.refusal is not None:
+            connection.send(refused=engine_pb2.Refused(handle=add.handle, query_id=add.query_id, status=self.refusal))
+            return
         if known is not None and known.add.spec_digest != add.spec_digest:
             status = status_pb2.Status(
                 code=code_pb2.ALREADY_EXISTS, message="idempotency_key: in use for another request"
@@ -281,6 +307,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             )
         )
 
+    def _on_held_engines(self, connection: Connection, held: engine_pb2.HeldEngines) -> None:
+        self.held.report(id(connection), held.reached, held.guarded)
+
     def _on_abort(self, connection: Connection, abort: engine_pb2.AbortRequest) -> None:
         self.aborts.append(abort)
         request = self.requests.get(abort.request_id)
@@ -318,7 +347,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
                 connection.send(refused=engine_pb2.Refused(handle=attach.handle, status=status))
                 return
             attached.request.CopyFrom(request.add)
-            for field in ("handle", "emitted", "earlier"):
+            for field in ("handle", "emitted", "earlier", "unasked_engines", "stands_in"):
                 attached.request.ClearField(field)
         if request.started:
             attached.prompt_logprobs.extend(prompt_parts(request.add, self.prompt_part_tokens))

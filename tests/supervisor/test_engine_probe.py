@@ -41,7 +41,7 @@ async def ask(engine: FakeEngine) -> None:
         stream = channel.stream_stream(
             CONNECT, engine_pb2.ToEngine.SerializeToString, engine_pb2.FromEngine.FromString
         )()
-        hello = engine_pb2.Hello(protocol_version=3, service_name="test", request_layout=LAYOUT)
+        hello = engine_pb2.Hello(protocol_version=4, service_name="test", request_layout=LAYOUT)
         await stream.write(engine_pb2.ToEngine(hello=hello))
         add = engine_pb2.AddRequest(query_id=1, request_id="r", detached=True, request=greedy_request([1], 1).encode())
         await stream.write(engine_pb2.ToEngine(add=add))

@@ -22,6 +22,7 @@ from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_service import errors
 from headrace_service.calls.call import Call
+from headrace_service.engines.engine_holds import EngineHolds
 from headrace_service.engines.quota_relay import QuotaRelay
 from headrace_service.engines.routing.engine_load import EngineLoad, LoadReport
 from headrace_service.engines.step_dealing import deal
@@ -50,10 +51,21 @@ class EngineClient:
         tracer: receives generations that end, and steps; None where there is no telemetry.
         quotas: carries what this engine reports of quotas to the others of its model; None: there
             are none.
+        holds: tells engines of its model which of them this process holds; None: nobody asks.
+        number: its number among the model's engines.
     """
 
-    def __init__(self, max_message_bytes: int, tracer: Tracer | None = None, quotas: QuotaRelay | None = None) -> None:
+    def __init__(
+        self,
+        max_message_bytes: int,
+        tracer: Tracer | None = None,
+        quotas: QuotaRelay | None = None,
+        holds: EngineHolds | None = None,
+        number: int = 0,
+    ) -> None:
         self._quotas = quotas
+        self._holds = holds
+        self._number = number
         self._max_message_bytes = max_message_bytes
         self._tracer = tracer
         self._endings = Endings(tracer, self.leave) if tracer is not None else None
@@ -69,6 +81,8 @@ class EngineClient:
         # What routing goes by.
         self.known_load = EngineLoad()
         self.last_heard_ns = 0
+        # When the present connection was opened, the last one was lost, or this began without one.
+        self.since_s = time.monotonic()
         # Connections that were lost after they were open.
         self.num_losses = 0
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
@@ -251,6 +265,10 @@ class EngineClient:
         """Takes the first message of a new connection; from now on questions are asked."""
         is_new, self._connected = not self._connected, True
         self._engine_clock = (welcome.engine, welcome.unix_offset_ns)
+        if is_new:
+            self.since_s = time.monotonic()
+            if self._holds is not None:
+                self._holds.connected(self._number, self)
         if is_new and welcome.shares_quotas and self._quotas is not None:
             self._quotas.connected(self, welcome.engine)
         self.log_ttl_ns = welcome.log_ttl_ns
@@ -261,9 +279,13 @@ class EngineClient:
         """Ends everything that was open on the connection, or leaves it to another engine."""
         was_connected, self._connected = self._connected, False
         self.num_losses += was_connected
+        if was_connected:
+            self.since_s = time.monotonic()
         self._state = engine_pb2.EngineState(serving=False, reason=_NOT_CONNECTED)
         self.known_load.forget()
         self._outgoing.clear()
+        if self._holds is not None:
+            self._holds.lost(self._number, self)
         if self._quotas is not None:
             self._quotas.lost(self)
         failure = errors.unavailable("the connection to the engine was lost")

@@ -32,7 +32,7 @@ from headrace_service.config import ServiceConfig
 from headrace_service.engines.engine_client import EngineClient
 from headrace_service.engines.engine_group import LeftOut
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 _FIRST_PAUSE_S = 0.05
 # A connection that lasted so many longest pauses is no reason for a long pause.
 _LASTING = 10

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from headrace_service.engines.engine_holds import EngineHolds
 from headrace_service.engines.quota_relay import QuotaRelay
 from headrace_service.engines.routing.router import RoutedEngine, Router, RoutingKey
 
@@ -30,10 +31,12 @@ class EngineSet(Generic[Engine]):
 
     Attributes:
         quotas: carries what they report of quotas from each to the others.
+        holds: tells each of them which engines this process holds.
     """
 
     def __init__(self) -> None:
         self.quotas = QuotaRelay()
+        self.holds = EngineHolds()
         self._engines: tuple[Engine, ...] = ()
         self._router: Router[Engine] = Router()
 

@@ -59,7 +59,7 @@ class ServedModel:
         self.number = number
         self.engines = engines
         self.address = address
-        self.engine = EngineClient(config.max_engine_message_bytes, tracer, engines.quotas)
+        self.engine = EngineClient(config.max_engine_message_bytes, tracer, engines.quotas, engines.holds, number)
         self.connection = EngineConnection(
             config, address, tls_name, self.engine, self._prepare, self._failed, lambda: self.is_leaving
         )

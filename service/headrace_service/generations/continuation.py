@@ -32,6 +32,9 @@ def make(
     """
     further = engine_pb2.AddRequest()
     further.CopyFrom(add)
+    # The key, if there is one, is this request's since an engine took it.
+    further.ClearField("unasked_engines")
+    further.ClearField("stands_in")
     further.emitted.extend(emitted)
     asked = Request.decode(add.request)
     further.prompt_logprobs.extend(prompt_logprobs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 import numpy as np
@@ -22,10 +22,11 @@ from headrace_service import errors, validation
 from headrace_service.calls import failures
 from headrace_service.calls.call import Call
 from headrace_service.config import ServiceConfig
+from headrace_service.engines import key_places
 from headrace_service.engines.routing.router import RoutingKey
 from headrace_service.engines.served_model import ServedModel
 from headrace_service.engines.served_models import ServedModels
-from headrace_service.generations import engine_request, harmony_messages, moved_keys, output_rules, tools
+from headrace_service.generations import engine_request, harmony_messages, keyed_requests, output_rules, tools
 from headrace_service.generations.conversation import Conversation, asked_tools, conversation_of
 from headrace_service.generations.engine_request import Prompt, RequestBuilder
 from headrace_service.generations.guardian import Guardian
@@ -164,18 +165,53 @@ class Generations:
         """
         model = self.placed(spec, prompt, model, call, idempotency_key)
         model.check_open()
-        add = self._requests.build_request(
-            spec, prompt, model, call, ends_with_call=False, idempotency_key=idempotency_key
-        ).add
-        call.check_deadline()
-        known = await self._known(add, model) if idempotency_key else None
-        with output_rules.refusals_named(prompt):
-            return known or await self._begin_detached(add, model, call)
 
-    async def _known(self, add: engine_pb2.AddRequest, model: ServedModel) -> engine_pb2.Added | None:
-        """Returns the request of a key that moved away from the key's engine, if there is one."""
+        def build(engine: ServedModel) -> engine_pb2.AddRequest:
+            return self._requests.build_request(
+                spec, prompt, engine, call, ends_with_call=False, idempotency_key=idempotency_key
+            ).add
+
+        call.check_deadline()
+        with output_rules.refusals_named(prompt):
+            if not idempotency_key:
+                return await self._begin_detached(build(model), model, call)
+            key = keyed_requests.Key(call.tenant, idempotency_key)
+            attempts = keyed_requests.Attempts(call)
+            while True:
+                try:
+                    return await self._begin_keyed(build, key, model, call)
+                except errors.ServiceError as error:
+                    await attempts.pause_after(error, model)
+                model = self.placed(spec, prompt, model, call, idempotency_key)
+                model.check_open()
+
+    async def _begin_keyed(
+        self,
+        build: Callable[[ServedModel], engine_pb2.AddRequest],
+        key: keyed_requests.Key,
+        home: ServedModel,
+        call: Call,
+    ) -> engine_pb2.Added:
+        """Returns the request of a key, which begins now where no engine knows the key.
+
+        Raises:
+            ServiceError: what an engine refused it with; UNAVAILABLE also where the key may have a
+                request that can't be asked for.
+        """
+        place = key_places.find(home.engines, home, key.place)
+        add = build(place.engine)
         query = engine_pb2.KeyQuery(tenant=add.tenant, idempotency_key=add.idempotency_key, spec_digest=add.spec_digest)
-        return await self._guardian.find_key(query) or await moved_keys.find(query, model)
+        if (guarded := await self._guardian.find_key(query)) is not None:
+            return guarded
+        answers = await keyed_requests.ask(query, place.asked)
+        if answers.found is not None:
+            return answers.found
+        unasked, add.stands_in = [*place.unasked, *answers.silent], place.engine is not home
+        if not add.stands_in:
+            unasked = unasked if keyed_requests.may_have_left(home) else []
+            keyed_requests.check_settled(unasked)
+        add.unasked_engines.extend(engine.number for engine in unasked)
+        return await self._begin_detached(add, place.engine, call)
 
     async def _begin_detached(self, add: engine_pb2.AddRequest, model: ServedModel, call: Call) -> engine_pb2.Added:
         model.engine.check_reachable()

@@ -61,6 +61,7 @@ class GuardedGeneration:
         ended_ns: when it ended; 0 while it runs.
         accepted: whether an engine has answered that it takes it.
         is_second: whether another service guards it too, and is the first to find it an engine.
+        lost_s: when its engine was lost last, CLOCK_MONOTONIC; 0: never.
         num_losses: engines that were lost with it.
         num_prompt_tokens: tokens of its prompt.
         revision: the model's, which another engine must have too.
@@ -82,6 +83,7 @@ class GuardedGeneration:
         self.ended_ns = 0
         self.accepted = False
         self.is_second = False
+        self.lost_s = 0.0
         self.num_losses = 0
         self.moving: asyncio.Task[bool] | None = None
         self.revision = model.text.engine.revision
@@ -173,6 +175,7 @@ class GuardedGeneration:
 
     def engine_lost(self, failure: errors.ServiceError) -> None:
         """The engine is lost."""
+        self.lost_s = time.monotonic()
         self._interruptions.lost(time.monotonic_ns())
         self._news(self)
 

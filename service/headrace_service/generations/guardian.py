@@ -89,8 +89,7 @@ class Guardian:
         add.handle = copy.handle
         self._hear_of_losses(model)
         self._tally.num_bytes += copy.num_bytes
-        self._by_id[copy.request_id] = copy
-        self._note_key(copy)
+        self._keep(copy)
         return copy
 
     def offered(self, model: ServedModel, unguarded: engine_pb2.Unguarded) -> None:
@@ -101,6 +100,7 @@ class Guardian:
     def accepted(self, copy: GuardedGeneration) -> None:
         """Notes that the engine has taken it: from now on its loss is the guardian's to mend."""
         copy.accepted = True
+        self._note_key(copy)
         if copy.done is None and copy.model.engine.streams.get(copy.handle) is not copy:
             # Lost right after its answer.
             self._move(copy)
@@ -113,6 +113,7 @@ class Guardian:
             copy.model.engine.leave(copy)
         if self._by_id.pop(copy.request_id, None) is None:
             return
+        copy.model.engines.holds.unguarded(copy.model.number)
         self._ended.pop(copy.request_id, None)
         self._tally.num_bytes -= copy.num_bytes
         self._said_full = False
@@ -135,7 +136,9 @@ class Guardian:
             ServiceError: ALREADY_EXISTS, the key was used with another spec.
         """
         copy = self._by_key.get((query.tenant, query.idempotency_key))
-        if copy is None or not (copy.num_losses or copy.moving):
+        if copy is None or not copy.accepted:
+            return None
+        if not (copy.num_losses or copy.moving) and copy.model.is_reachable:
             return None
         if copy.add.spec_digest != query.spec_digest:
             text = "idempotency_key: in use for a request with another spec"
@@ -174,7 +177,7 @@ class Guardian:
         copy = GuardedGeneration(add, model, time.monotonic_ns(), self._tally, self._heard)
         if not self._has_room_for(copy):
             return
-        self._by_id[copy.request_id] = copy
+        self._keep(copy)
         self._tally.num_bytes += copy.num_bytes
         self._hear_of_losses(model)
         try:
@@ -187,11 +190,14 @@ class Guardian:
             # It ended meanwhile, or is too large.
             self.forget(copy)
             return
-        self._note_key(copy)
         self.accepted(copy)
 
+    def _keep(self, copy: GuardedGeneration) -> None:
+        self._by_id[copy.request_id] = copy
+        copy.model.engines.holds.guarded(copy.model.number)
+
     def _note_key(self, copy: GuardedGeneration) -> None:
-        if copy.add.idempotency_key:
+        if copy.add.idempotency_key and self._by_id.get(copy.request_id) is copy:
             self._by_key[copy.add.tenant, copy.add.idempotency_key] = copy
 
     def _has_room_for(self, copy: GuardedGeneration, taken: bool = False) -> bool:
@@ -230,6 +236,10 @@ class Guardian:
         """Has other engines keep the logs of what had ended at one that is lost."""
         self._expire()
         lost = [copy for copy in reversed(self._ended.values()) if copy.model is model]
+        for copy in lost:
+            copy.lost_s = time.monotonic()
+        # Those whose first guardian has a head start come last, and wait for it together.
+        lost.sort(key=lambda copy: copy.is_second)
         if lost and not self._closed:
             self._start(self._move_logs(lost))
 
@@ -284,7 +294,7 @@ class Guardian:
             patience_s = min(patience_s, 1e-9 * copy.model.engine.log_ttl_ns)
         ends_s = time.monotonic() + patience_s
         if copy.is_second:
-            await asyncio.sleep(_SECOND_WAITS_S)
+            await asyncio.sleep(max(0.0, copy.lost_s + _SECOND_WAITS_S - time.monotonic()))
         while time.monotonic() < ends_s:
             if copy.is_second and await self._is_found(copy):
                 return True
@@ -313,6 +323,9 @@ class Guardian:
         return False
 
     def _note_engine(self, copy: GuardedGeneration, model: ServedModel) -> None:
+        if self._by_id.get(copy.request_id) is copy:
+            model.engines.holds.guarded(model.number)
+            copy.model.engines.holds.unguarded(copy.model.number)
         copy.model, copy.life = model, model.engine.life
         self._hear_of_losses(model)
 

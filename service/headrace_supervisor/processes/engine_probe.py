@@ -18,7 +18,7 @@ from headrace_credentials.client_tls import new_channel
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
 
-_PROTOCOL_VERSION = 3
+_PROTOCOL_VERSION = 4
 _PAUSE_S = 0.05
 _IDLE_LOOK_S = 0.1
 # Services hear within milliseconds that a model goes; what they sent before has reached the backend

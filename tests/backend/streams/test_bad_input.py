@@ -186,6 +186,9 @@ BAD_ADDS: list[tuple[str, str, Change]] = [
     ("long salt", "cache_salt", asking("cache_salt", b"s" * 257)),
     ("long key", "idempotency_key", setting("idempotency_key", "k" * 257)),
     ("short digest", "spec_digest", setting("spec_digest", b"1")),
+    ("unasked engines without a key", "unasked_engines", lambda add: add.unasked_engines.append(7)),
+    ("far too many unasked engines", "unasked_engines", lambda add: add.unasked_engines.extend([7] * 4097)),
+    ("nobody to stand in for", "stands_in", setting("stands_in", True)),
     ("long state", "service_state", setting("service_state", b"s" * ((1 << 20) + 1))),
     ("two days in the service", "service_ns", setting("service_ns", 2 * 86400 * 10**9)),
     ("emitted for other outputs", "emitted", setting("emitted", [engine_pb2.EmittedTokens(token_ids=ids(5))] * 2)),
@@ -305,7 +308,7 @@ async def converse(address: str, *messages: bytes, metadata: Any = None) -> grpc
         return ended.value
 
 
-def hello(version: int = 3, layout: str = LAYOUT) -> bytes:
+def hello(version: int = 4, layout: str = LAYOUT) -> bytes:
     message = engine_pb2.Hello(protocol_version=version, request_layout=layout)
     return engine_pb2.ToEngine(hello=message).SerializeToString()
 
@@ -315,6 +318,10 @@ OTHER = "00112233aabbccdd"
 
 def peers(*engines: str) -> bytes:
     return engine_pb2.ToEngine(quota_peers=engine_pb2.QuotaPeers(engines=engines)).SerializeToString()
+
+
+def held(**fields: list[int]) -> bytes:
+    return engine_pb2.ToEngine(held_engines=engine_pb2.HeldEngines(**fields)).SerializeToString()
 
 
 def quotas(engine: str = OTHER, **fields: Any) -> bytes:
@@ -348,6 +355,9 @@ def said(**limits: float) -> engine_pb2.TenantQuotas:
         ([hello(), b"\x3a\x00\xb8\x3e\x01"], INVALID, "load stands beside fields"),
         ([hello(), b"\x52\x03\xb8\x3e\x01"], INVALID, "quota_peers has fields"),
         ([hello(), b"\x5a\x03\xb8\x3e\x01"], INVALID, "quota_report has fields"),
+        ([hello(), b"\x62\x03\xb8\x3e\x01"], INVALID, "held_engines has fields"),
+        ([hello(), held(reached=[7] * 4097)], INVALID, "held_engines.reached: at most 4096"),
+        ([hello(), held(guarded=[7] * 4097)], INVALID, "held_engines.guarded: at most 4096"),
         ([hello(), peers("no life")], INVALID, "quota_peers.engines: must be 16 hex digits"),
         ([hello(), peers(*[f"{number:016x}" for number in range(4097)])], INVALID, "at most 4096"),
         ([hello(), quotas(engine="")], INVALID, "quota_report.engine: must be 16 hex digits"),

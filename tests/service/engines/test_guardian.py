@@ -65,8 +65,8 @@ async def group(folder: pathlib.Path, sockets: pathlib.Path, **config: Any) -> A
         engine.life = f"life {index}"
     async with (
         running(*engines, sockets=sockets) as addresses,
-        joined(addresses, **config) as one,
-        joined(addresses, **config) as other,
+        joined(addresses, service_name="one", **config) as one,
+        joined(addresses, service_name="other", **config) as other,
     ):
         await one.until_used(3)
         await other.until_used(3)
@@ -385,6 +385,35 @@ async def test_the_log_of_an_ended_answer_outlives_its_service_and_its_engine_at
         await three.one.service.stop(0)
         await three.other.until(lambda: any(request_id in engine.requests for engine in three.engines))
         assert await three.other.read(request_id) == ANSWER
+
+
+async def test_second_guardians_wait_once_for_all_logs_of_a_lost_engine(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    async with group(model_path, sockets) as three:
+        for engine in three.engines:
+            engine.wants_seconds = True
+        three.hold()
+        # So many of one engine that one wait for each took longer than this test does.
+        submitted = [await three.one.submit(first) for first in range(3, 213)]
+        lost = max(three.engines, key=lambda engine: len(engine.requests))
+        theirs = [request_id for request_id in submitted if request_id in lost.requests]
+        await three.other.until(lambda: all(name in guardian_of(three.other)._by_id for name in theirs))
+        three.step(20)
+        await three.other.until(lambda: all(copy_of(three.other, name).done is not None for name in theirs))
+        guardian_of(three.one).close()
+        await three.lose(lost)
+        await three.one.service.stop(0)
+        await three.other.until(lambda: all(any(name in e.requests for e in three.engines) for name in theirs))
+
+
+async def test_a_key_that_is_sent_again_is_still_its_guardians(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
+    async with group(model_path, sockets) as three:
+        spec = generation_pb2.GenerationSpec(token_ids=generation_pb2.TokenIds(ids=[7]))
+        sent = [inference_pb2.SubmitRequest(spec=spec, idempotency_key="key")] * 3
+        [made] = {(await three.one.stub.Submit(request)).request_id for request in sent}
+        [guarded] = guardian_of(three.one)._by_key.values()
+        assert guarded is copy_of(three.one, made)
 
 
 async def test_a_connection_that_breaks_is_no_lost_engine(model_path: pathlib.Path, sockets: pathlib.Path) -> None:

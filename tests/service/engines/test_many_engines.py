@@ -33,7 +33,7 @@ class Refusing(FakeEngine):
 
     async def Connect(self, request_iterator: Any, context: Any) -> None:
         await context.read()
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this backend speaks protocol version 4")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this backend speaks protocol version 9")
 
 
 async def test_services_that_name_the_engines_in_any_order_find_each_others_requests(
@@ -77,7 +77,7 @@ async def test_what_serves_something_else_is_left_out_named_and_taken_in_when_it
             lines = list(model.engines_left_out)
             assert [f"{line.partition('.sock: ')[0]}.sock" for line in lines] == addresses[:3]
             assert "serves another at revision" in lines[0] and f"the others {model.name}" in lines[0]
-            assert "at revision old" in lines[1] and "protocol version 4" in lines[2]
+            assert "at revision old" in lines[1] and "protocol version 9" in lines[2]
             listed = (await server.stub.ListModels(inference_pb2.ListModelsRequest())).models
             assert [(one.name, list(one.engines_left_out)) for one in listed] == [(model.name, lines)]
             assert [await server.status(f"engine/{address}") for address in addresses] == [NOT_SERVING] * 3 + [

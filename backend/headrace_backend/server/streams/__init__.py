@@ -1,6 +1,8 @@
 """Services' streams: what services ask of the engine, and what the engine sends back.
 
     engine_service      the RPCs: reads a stream's messages, calls the engine, answers
+    guard_offers        which services are asked to guard which requests
+    held_engines        which engines services hold, and so whose keys are not to be placed here
     incoming            messages of the wire -> the engine's plain data
     outgoing            the engine's plain data -> messages of the wire
     log_replay          a request's log, for a reader that comes later

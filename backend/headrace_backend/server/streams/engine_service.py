@@ -30,6 +30,7 @@ from headrace_backend.server.logs import get_logger
 from headrace_backend.server.streams import incoming, log_replay, outgoing
 from headrace_backend.server.streams.compiling_adds import CompilingAdds
 from headrace_backend.server.streams.guard_offers import GuardOffers
+from headrace_backend.server.streams.held_engines import HeldEngines
 from headrace_backend.server.streams.quota_exchange import QuotaExchange
 from headrace_backend.server.streams.secrets import check_secret
 from headrace_backend.server.streams.service_stream import ServiceStream
@@ -47,7 +48,7 @@ from headrace_backend.structured_output.reasoning_place import behind_reasoning
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_request.request import LAYOUT
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 _SERVICE_NAME = "headrace_engine.v1.EngineService"
 _MAX_STREAMS = 64
 _MAX_SERVICE_NAME_CHARACTERS = 64
@@ -114,6 +115,7 @@ class EngineService:
         self._compiling = CompilingAdds(engine_loop.engine, grammars)
         self._streams: dict[int, ServiceStream] = {}
         self._guards = GuardOffers(engine_loop.engine, self._streams)
+        self._held = HeldEngines(clock)
         self._stream_ids = itertools.count(1)
         self._handlers: dict[str, Callable[[ServiceStream, Any], None]] = {
             "add": self._add,
@@ -124,6 +126,7 @@ class EngineService:
             "load": self._load,
             "find_key": self._find_key,
             "quota_peers": self.quotas.name_peers,
+            "held_engines": self._held.read,
             "quota_report": lambda _stream, report: self.quotas.read(report),
         }
         health.listen(self.send_state)
@@ -216,6 +219,7 @@ class EngineService:
             self._compiling.stream_lost(stream.stream_id)
             self._engine.stream_lost(stream.stream_id)
             self.quotas.stream_lost(stream.stream_id)
+            self._held.stream_lost(stream.stream_id)
             self._engine_loop.changed()
             self._guards.offer_all()
             log.debug("service gone", merged_steps=stream.num_merged)
@@ -228,7 +232,7 @@ class EngineService:
         if not isinstance(first, engine_pb2.ToEngine) or first.WhichOneof("message") != "hello":
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
         if incoming.unknown_field(first) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 3 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "hello has fields that protocol version 4 does not know")
         version = first.hello.protocol_version
         if version != PROTOCOL_VERSION:
             text = f"protocol_version is {version}; this backend speaks {PROTOCOL_VERSION}"
@@ -284,11 +288,11 @@ class EngineService:
         kind = received.WhichOneof("message")
         handler = self._handlers.get(kind or "")
         if handler is None:
-            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 3"
+            text = "hello came twice" if kind == "hello" else "the message is empty or not known to protocol version 4"
             raise ended(grpc.StatusCode.INVALID_ARGUMENT, text)
         if incoming.has_unknown_fields_beside(received):
             raise ended(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 3 does not know"
+                grpc.StatusCode.INVALID_ARGUMENT, f"{kind} stands beside fields that protocol version 4 does not know"
             )
         question = getattr(received, kind)
         # What the engine released before this question comes before its answer.
@@ -330,19 +334,25 @@ class EngineService:
         return Subscriber(stream.stream_id, handle)
 
     def _add(self, stream: ServiceStream, add: engine_pb2.AddRequest) -> None:
-        request = incoming.read_add(add, self._clock())
+        received_ns = self._clock()
+        request = incoming.read_add(add, received_ns)
         request.source = stream.stream_id
         if request.asked.structured_output is None or request.has_ended:
             request.grammar = behind_reasoning(request.asked.reasoning, None)
-            self._enter(stream, add, request)
+            self._enter(stream, add, request, received_ns)
             return
         if add.handle:
             self._claim_handle(stream, add.handle)
-        enter = functools.partial(self._enter_compiled, stream, add, request)
+        enter = functools.partial(self._enter_compiled, stream, add, request, received_ns)
         self._compiling.start(stream.stream_id, add.handle, request, enter)
 
     def _enter_compiled(
-        self, stream: ServiceStream, add: engine_pb2.AddRequest, request: EngineRequest, compiled: Compiled
+        self,
+        stream: ServiceStream,
+        add: engine_pb2.AddRequest,
+        request: EngineRequest,
+        received_ns: int,
+        compiled: Compiled,
     ) -> bool:
         """Enters a request whose form was compiled, or refuses it.
 
@@ -351,14 +361,18 @@ class EngineService:
 
         def enter() -> None:
             request.grammar = behind_reasoning(request.asked.reasoning, compiled.result())
-            self._enter(stream, add, request)
+            self._enter(stream, add, request, received_ns)
 
         self._engine_loop.flush()
         entered = self._answer(stream, "add", add, enter)
         self._engine_loop.changed()
         return entered
 
-    def _enter(self, stream: ServiceStream, add: engine_pb2.AddRequest, request: EngineRequest) -> None:
+    def _enter(
+        self, stream: ServiceStream, add: engine_pb2.AddRequest, request: EngineRequest, received_ns: int
+    ) -> None:
+        if add.unasked_engines and not self._knows_key(add):
+            self._held.check_unheld(add.unasked_engines, add.stands_in, received_ns)
         subscriber = self._claim_handle(stream, add.handle) if add.handle else None
         outcome = self._engine.add(request, subscriber)
         if self._teller is not None and not outcome.existing:
@@ -412,7 +426,7 @@ class EngineService:
 
     def _detach(self, stream: ServiceStream, detach: engine_pb2.DetachRequest) -> None:
         if incoming.unknown_field(detach) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 3 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "detach has fields that protocol version 4 does not know")
         leave = functools.partial(self._leave, stream, detach.handle)
         if not self._compiling.delay_detach(stream.stream_id, detach.handle, leave):
             leave()
@@ -428,6 +442,9 @@ class EngineService:
         page = self._engine.list_requests(query.tenant, state, query.page_size, query.before)
         stream.send(outgoing.write_page(query.query_id, page))
 
+    def _knows_key(self, add: engine_pb2.AddRequest) -> bool:
+        return self._engine.find_key(add.tenant, add.idempotency_key, add.spec_digest) is not None
+
     def _find_key(self, stream: ServiceStream, query: engine_pb2.KeyQuery) -> None:
         incoming.check_key(query)
         found = self._engine.find_key(query.tenant, query.idempotency_key, query.spec_digest)
@@ -440,5 +457,5 @@ class EngineService:
 
     def _load(self, stream: ServiceStream, query: engine_pb2.LoadQuery) -> None:
         if incoming.unknown_field(query) is not None:
-            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 3 does not know")
+            raise ended(grpc.StatusCode.INVALID_ARGUMENT, "load has fields that protocol version 4 does not know")
         stream.send(outgoing.write_load(query.query_id, self._engine.load()))

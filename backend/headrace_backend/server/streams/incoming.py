@@ -44,6 +44,8 @@ _MAX_STATE_BYTES = 1 << 20
 _DIGEST_BYTES = 32
 _MAX_SERVICE_NS = 24 * 3600 * 10**9
 _MAX_INT32 = 2**31 - 1
+# Most engines of a model that one message names.
+MAX_ENGINES = 4096
 
 
 class _Checks:
@@ -99,7 +101,7 @@ def _unknown_fields(parent: message.Message, path: str) -> Iterator[str]:
 def _refuse_unknown(received: message.Message) -> None:
     found = unknown_field(received)
     if found is not None:
-        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 3")])
+        raise RequestRefused.invalid([Violation(found, "this field is not known to protocol version 4")])
 
 
 def _token_ids(data: bytes, field: str, checks: _Checks) -> TokenIds:
@@ -151,6 +153,13 @@ def read_add(add: engine_pb2.AddRequest, now_ns: int) -> EngineRequest:
         "spec_digest",
         "is required beside idempotency_key",
     )
+    checks.require(
+        not add.unasked_engines or bool(add.idempotency_key), "unasked_engines", "must be empty without idempotency_key"
+    )
+    checks.require(
+        not add.stands_in or bool(add.unasked_engines), "stands_in", "must not be set without unasked_engines"
+    )
+    checks.require(len(add.unasked_engines) <= MAX_ENGINES, "unasked_engines", f"has more than {MAX_ENGINES} entries")
     checks.require(add.service_ns <= _MAX_SERVICE_NS, "service_ns", "must be at most a day")
     checks.require(add.handle != 0 or add.detached, "handle", "must not be 0 unless the request is detached")
     request = EngineRequest(

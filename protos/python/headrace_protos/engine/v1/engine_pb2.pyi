@@ -33,7 +33,7 @@ OUTPUT_END_REASON_DEADLINE: OutputEndReason
 OUTPUT_END_REASON_ERROR: OutputEndReason
 
 class ToEngine(_message.Message):
-    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load", "find_key", "quota_peers", "quota_report")
+    __slots__ = ("hello", "add", "abort", "attach", "detach", "list", "load", "find_key", "quota_peers", "quota_report", "held_engines")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class ToEngine(_message.Message):
     FIND_KEY_FIELD_NUMBER: _ClassVar[int]
     QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_REPORT_FIELD_NUMBER: _ClassVar[int]
+    HELD_ENGINES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add: AddRequest
     abort: AbortRequest
@@ -54,7 +55,8 @@ class ToEngine(_message.Message):
     find_key: KeyQuery
     quota_peers: QuotaPeers
     quota_report: QuotaReport
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ..., quota_peers: _Optional[_Union[QuotaPeers, _Mapping]] = ..., quota_report: _Optional[_Union[QuotaReport, _Mapping]] = ...) -> None: ...
+    held_engines: HeldEngines
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., detach: _Optional[_Union[DetachRequest, _Mapping]] = ..., list: _Optional[_Union[ListQuery, _Mapping]] = ..., load: _Optional[_Union[LoadQuery, _Mapping]] = ..., find_key: _Optional[_Union[KeyQuery, _Mapping]] = ..., quota_peers: _Optional[_Union[QuotaPeers, _Mapping]] = ..., quota_report: _Optional[_Union[QuotaReport, _Mapping]] = ..., held_engines: _Optional[_Union[HeldEngines, _Mapping]] = ...) -> None: ...
 
 class FromEngine(_message.Message):
     __slots__ = ("welcome", "added", "aborted", "attached", "refused", "step", "list", "load", "state", "unguarded", "quota_report")
@@ -249,7 +251,7 @@ class EngineLoad(_message.Message):
     def __init__(self, prefill_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., open_requests: _Optional[int] = ..., rows: _Optional[int] = ..., row_time_ns: _Optional[int] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier", "admitted", "prompt_logprobs")
+    __slots__ = ("handle", "query_id", "request_id", "tenant", "request", "remaining_ns", "service_ns", "detached", "idempotency_key", "spec_digest", "service_state", "traceparent", "emitted", "limits", "recording", "earlier", "admitted", "prompt_logprobs", "unasked_engines", "stands_in")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +270,8 @@ class AddRequest(_message.Message):
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    UNASKED_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    STANDS_IN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     query_id: int
     request_id: str
@@ -286,7 +290,9 @@ class AddRequest(_message.Message):
     earlier: RequestDone
     admitted: bool
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobColumns]
-    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ..., admitted: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ...) -> None: ...
+    unasked_engines: _containers.RepeatedScalarFieldContainer[int]
+    stands_in: bool
+    def __init__(self, handle: _Optional[int] = ..., query_id: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., request: _Optional[bytes] = ..., remaining_ns: _Optional[int] = ..., service_ns: _Optional[int] = ..., detached: bool = ..., idempotency_key: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., service_state: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., earlier: _Optional[_Union[RequestDone, _Mapping]] = ..., admitted: bool = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobColumns, _Mapping]]] = ..., unasked_engines: _Optional[_Iterable[int]] = ..., stands_in: bool = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("parent_span_id", "tracestate", "detail", "operation", "wire")
@@ -319,6 +325,14 @@ class QuotaPeers(_message.Message):
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     engines: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, engines: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeldEngines(_message.Message):
+    __slots__ = ("reached", "guarded")
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    GUARDED_FIELD_NUMBER: _ClassVar[int]
+    reached: _containers.RepeatedScalarFieldContainer[int]
+    guarded: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reached: _Optional[_Iterable[int]] = ..., guarded: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class QuotaReport(_message.Message):
     __slots__ = ("engine", "number", "complete", "tenants", "gone", "heard")
