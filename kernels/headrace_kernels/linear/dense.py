@@ -77,7 +77,8 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> None:
     Args:
         x: [num_tokens, in].
         weight: [out, in].
-        residual: [num_tokens, out] changed in place, in the type of x. The sum is rounded once.
+        residual: [num_tokens, out] changed in place, in the type of x. The sum is rounded once, and
+            parts of the product as well where the library splits its inputs (few outputs).
     """
     residual.addmm_(x, weight.t())
 

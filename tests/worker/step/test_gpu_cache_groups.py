@@ -70,6 +70,7 @@ def gpu_runner(
     rows = DeviceRows(sizes.max_num_seqs, -(-sizes.max_model_len // block_size), num_blocks, device, sizes.num_groups)
     speculation = gpu_speculation(model, sizes, sampler, rows, draft)
     mixed = (16, 32) if batch_sizes else ()
+    batch_sizes = tuple(size for size in batch_sizes if size <= sizes.max_num_seqs)
     shapes = captured_shapes(batch_sizes, mixed, sizes.max_num_seqs, attention, lambda _: None)
     return GpuRunner(model, sampler, kv_caches, limits, attention, shapes, speculation=speculation, rows=rows)
 
