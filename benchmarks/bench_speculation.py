@@ -43,6 +43,7 @@ _PATTERN_TOKENS = 8
 _FIRST_ID = 10
 # Tokens that a step may settle beyond an answer's end.
 _SPARE_TOKENS = 16
+_WARM_TOKENS = 32
 _START_S = 300.0
 _DRAFTERS = ("free", "ngram", "suffix", "draft", "eagle", "mtp")
 
@@ -55,6 +56,8 @@ class Case:
     # Probability of each draft; None: whatever the drafter achieves.
     acceptance: float | None
     workload: str
+    # Tokens of each answer.
+    num_tokens: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +72,7 @@ class Turn:
     accepted: int
 
 
-def prompts(case: Case, vocab_size: int, num_tokens: int) -> list[Prompt]:
+def prompts(case: Case, vocab_size: int) -> list[Prompt]:
     """The requests of a case; where drafts are forced, their seeds say how often."""
     rng = random.Random(0)
     made = []
@@ -79,10 +82,10 @@ def prompts(case: Case, vocab_size: int, num_tokens: int) -> list[Prompt]:
             ids = pattern * (_PROMPT_TOKENS // _PATTERN_TOKENS)
         else:
             ids = [rng.randrange(_FIRST_ID, vocab_size) for _ in range(_PROMPT_TOKENS)]
-        prompt = Prompt.of(ids, num_tokens)
+        prompt = Prompt.of(ids, case.num_tokens)
         seed = number if case.acceptance is None else acceptance_seed(number, case.acceptance)
         sampling = Sampling(temperature=0.0, seed=seed)
-        made.append(dataclasses.replace(prompt, sampling=sampling, min_tokens=num_tokens))
+        made.append(dataclasses.replace(prompt, sampling=sampling, min_tokens=case.num_tokens))
     return made
 
 
@@ -118,7 +121,7 @@ def _cpu_s(session: EngineSession) -> float:
 
 async def compare(case: Case, sessions: dict[str, EngineSession], options: argparse.Namespace) -> list[dict[str, Any]]:
     """One case: a row for each engine that speculates, in turns with the one that does not."""
-    asked = prompts(case, sessions["off"].model.vocabulary_size, options.tokens)
+    asked = prompts(case, sessions["off"].model.vocabulary_size)
     turns: dict[str, list[Turn]] = {name: [] for name in sessions}
     for _ in range(options.repeats):
         for name, session in sessions.items():
@@ -138,6 +141,7 @@ def _row(case: Case, off: list[Turn], on: list[Turn]) -> dict[str, Any]:
     return {
         "batch": case.batch,
         "workload": case.workload,
+        "tokens": case.num_tokens,
         "acceptance": case.acceptance if case.acceptance is not None else "measured",
         "ratio_to_off": round(statistics.median([b.tokens_per_s / a.tokens_per_s for a, b in pairs]), 3),
         "cpu_ratio_to_off": round(statistics.median([a.cpu_s_per_token / b.cpu_s_per_token for a, b in pairs]), 3),
@@ -153,7 +157,11 @@ def cases(options: argparse.Namespace) -> list[Case]:
     """All cases that the options name."""
     kinds: list[tuple[float | None, str]] = [(share, "plain") for share in options.acceptances]
     kinds = kinds or [(None, "plain"), (None, "repetitive")]
-    return [Case(batch, acceptance, workload) for batch in options.batches for acceptance, workload in kinds]
+    return [
+        Case(batch, acceptance, workload, num_tokens)
+        for batch, num_tokens in zip(options.batches, options.tokens, strict=True)
+        for acceptance, workload in kinds
+    ]
 
 
 async def run(options: argparse.Namespace, model: pathlib.Path, draft: pathlib.Path | None) -> list[dict[str, Any]]:
@@ -164,7 +172,7 @@ async def run(options: argparse.Namespace, model: pathlib.Path, draft: pathlib.P
         "enable_prefix_cache": False,
         "worker_threads": options.threads,
         "max_num_seqs": max(options.batches),
-        "max_model_len": _PROMPT_TOKENS + options.tokens + _SPARE_TOKENS,
+        "max_model_len": _PROMPT_TOKENS + max(options.tokens) + _SPARE_TOKENS,
         "quantize": options.quant,
         "tp": options.tp,
     }
@@ -183,7 +191,7 @@ async def run(options: argparse.Namespace, model: pathlib.Path, draft: pathlib.P
             started.append(stack.enter_async_context(engine_session(settings, _START_S, program=program)))
         # One after the other: each looks at the memory that is free.
         sessions = {name: await start for name, start in zip(["off", *options.ks], started, strict=True)}
-        warm = prompts(Case(min(options.batches), 0.5, "plain"), sessions["off"].model.vocabulary_size, 32)
+        warm = prompts(Case(min(options.batches), 0.5, "plain", _WARM_TOKENS), sessions["off"].model.vocabulary_size)
         for session in sessions.values():
             await serve(session, warm)
         return await _compare_all(sessions, options)
@@ -208,6 +216,10 @@ def _list(text: str) -> list[str]:
     return text.split(",")
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,15 +230,18 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--drafter", choices=_DRAFTERS, default="free", help="free: proposes anything, for nothing")
     parser.add_argument("--draft-model", type=pathlib.Path)
+    parser.add_argument("--draft-shape", choices=SHAPES, help="instead of --draft-model, with dummy weights")
     parser.add_argument("--ks", type=_list, default=["4", "auto"], help="numbers of drafts, and auto")
-    parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
+    parser.add_argument("--batches", type=_numbers, default=[1, 8])
     parser.add_argument(
         "--acceptances",
         type=lambda text: [float(part) for part in text.split(",") if part],
         default=[],
         help="probabilities of each draft; none: as the drafter's are",
     )
-    parser.add_argument("--tokens", type=int, default=160, help="tokens of each answer")
+    parser.add_argument(
+        "--tokens", type=_numbers, default=[160], help="tokens of each answer: one number, or one for each batch"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a worker")
     parser.add_argument("--kv-memory", default="", help="of each of the engines: a GPU has room for all")
@@ -234,11 +249,18 @@ def main() -> None:
     options = parser.parse_args()
     if options.drafter == "free" and not options.acceptances:
         parser.error("--drafter free proposes nothing worth having: name --acceptances")
+    if len(options.tokens) == 1:
+        options.tokens *= len(options.batches)
+    if len(options.tokens) != len(options.batches):
+        parser.error("--tokens: one number, or one for each of --batches")
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         model = write_model_folder(options.shape, pathlib.Path(name)) if options.shape else options.model
         draft = options.draft_model
         if draft is None and options.shape and options.drafter == "eagle":
             draft = write_head_folder(model, pathlib.Path(name))
+        if options.draft_shape:
+            (drafts := pathlib.Path(name) / "drafts").mkdir()
+            draft = write_model_folder(options.draft_shape, drafts)
         report("speculation", {"rows": asyncio.run(run(options, model, draft))}, options.json)
 
 

@@ -171,8 +171,8 @@ class EngineRungs:
         Args:
             weights: Name of the rung whose engine it is.
         """
-        case = Case(1, self._ladder.acceptance, "plain")
-        drafted = prompts(case, self._session.model.vocabulary_size, _DRAFTED_TOKENS)
+        case = Case(1, self._ladder.acceptance, "plain", _DRAFTED_TOKENS)
+        drafted = prompts(case, self._session.model.vocabulary_size)
         without = [dataclasses.replace(prompt, max_drafts=0) for prompt in drafted]
         rates: tuple[list[float], list[float]] = ([], [])
         for _ in range(_DRAFTED_TURNS):

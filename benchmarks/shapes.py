@@ -206,6 +206,20 @@ _LLAMA31_SCALING = {
 }
 
 SHAPES: Mapping[str, Shape] = {
+    "llama-3.2-1b": Shape(
+        "LlamaForCausalLM",
+        2048,
+        16,
+        32,
+        8,
+        64,
+        8192,
+        128_256,
+        131_072,
+        500_000.0,
+        tied=True,
+        rope_scaling=_LLAMA31_SCALING | {"factor": 32.0},
+    ),
     "llama-3.1-8b": Shape(
         "LlamaForCausalLM", 4096, 32, 32, 8, 128, 14336, 128_256, 131_072, 500_000.0, rope_scaling=_LLAMA31_SCALING
     ),
