@@ -4,7 +4,7 @@
 
 All engines are alive at once and serve the same requests in turns, greedily: one without
 speculation, and one for each number of drafts. Wall time is from the last first token to the first
-end. `ratio_to_off` is of wall times; `cpu_ratio_to_off`, of the CPU time that workers took for a
+end, or from first to last token where rows end before others have begun. `ratio_to_off` is of wall times; `cpu_ratio_to_off`, of the CPU time that workers took for a
 token, says the same of a busy machine.
 
 With `--acceptances` each draft is right with that probability, whatever was drafted
@@ -99,8 +99,9 @@ async def turn(session: EngineSession, asked: list[Prompt]) -> Turn:
     cpu_before = _cpu_s(session)
     answers = await serve(session, asked)
     cpu_s = _cpu_s(session) - cpu_before
-    begin_s = max(answer.arrivals_s[0] for answer in answers)
-    end_s = min(answer.arrivals_s[-1] for answer in answers)
+    begin_s, end_s = (chosen(times) for chosen, times in zip((max, min), _ends(answers), strict=True))
+    if end_s <= begin_s:
+        begin_s, end_s = (chosen(times) for chosen, times in zip((min, max), _ends(answers), strict=True))
     arrivals = np.concatenate([answer.arrivals_array for answer in answers])
     counted = int(((arrivals > begin_s) & (arrivals <= end_s)).sum())
     done = [answer.done for answer in answers if answer.done is not None]
@@ -112,6 +113,11 @@ async def turn(session: EngineSession, asked: list[Prompt]) -> Turn:
         drafted=sum(ended.draft_tokens for ended in done),
         accepted=sum(ended.accepted_tokens for ended in done),
     )
+
+
+def _ends(answers: list[Answer]) -> tuple[list[float], list[float]]:
+    """When the first token of each answer came, and the last one."""
+    return [answer.arrivals_s[0] for answer in answers], [answer.arrivals_s[-1] for answer in answers]
 
 
 def _cpu_s(session: EngineSession) -> float:
@@ -172,7 +178,7 @@ async def run(options: argparse.Namespace, model: pathlib.Path, draft: pathlib.P
         "enable_prefix_cache": False,
         "worker_threads": options.threads,
         "max_num_seqs": max(options.batches),
-        "max_model_len": _PROMPT_TOKENS + max(options.tokens) + _SPARE_TOKENS,
+        "max_model_len": _PROMPT_TOKENS + max(*options.tokens, _WARM_TOKENS) + _SPARE_TOKENS,
         "quantize": options.quant,
         "tp": options.tp,
     }

@@ -29,9 +29,9 @@ _LEAST_TOKENS = 16
 # Inputs that may share a scale and a zero point, ascending.
 QUANTIZE_GROUPS = (32, 64, 128)
 _QUANTIZE_GROUP: Final = 128
-# Drafts that a step verifies at most where their number is not configured: with the row's last
-# token they are as many as attention's decode kernel takes.
-_MOST_DRAFTS: Final = 7
+# Drafts that a step verifies at most where their number is not configured; models whose attention
+# would leave so many to another kernel have one less.
+_MOST_DRAFTS: Final = 8
 # GPUs of one machine.
 MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP

@@ -36,13 +36,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from headrace_backend.engine.requests.acceptance import Acceptance
+from headrace_backend.engine.requests.acceptance import Acceptance, pooled_shares
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.draft_costs import DraftCosts
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
 # Drafts of its own that what is usual counts for in a new row.
-_USUAL_WEIGHT: Final = 4.0
+_USUAL_WEIGHT: Final = 2.0
 _USUAL_HALF_LIFE: Final = 256
 # What a new row is expected to accept at least, and the weight of that: its first drafts cost a
 # part of one step, and a row that repeats itself among rows that never do would wait for a probe.
@@ -204,8 +204,8 @@ class DraftLengths:
         for row in rows:
             if not row.tried:
                 self._expect_usual(row)
-        known = zip(rows, limits, masked, strict=True)
-        kinds = [(round(row.share / _GRAIN), limit, is_masked) for row, limit, is_masked in known]
+        known = zip((pooled_shares(rows) / _GRAIN).round().astype(int).tolist(), limits, masked, strict=True)
+        kinds: list[_Kind] = list(known)
         best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
         lengths = [best.of_kind[kind] for kind in kinds]
         if best.num_longer:

@@ -69,7 +69,7 @@ _NUM_FEATURES = _PAIRS + 5
 # moves from its prior. A mask takes a thread of the host some 25 us, and there are eight of them.
 _PRIOR_US = (
     *(4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012),
-    *(3.0, 400.0, 40.0, 300.0),
+    *(3.0, 400.0, 4.0, 300.0),
 )
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02

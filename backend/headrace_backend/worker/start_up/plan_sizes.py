@@ -33,7 +33,7 @@ from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
 from headrace_backend.worker.start_up.draft_model import DraftBuild, EagleBuild, MtpDraftBuild, mtp_build
 from headrace_backend.worker.start_up.memory_plan import DraftSizes, Room, plan_estimate
-from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.sizes import WorkerSizes, fitting_tokens_per_row
 from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
@@ -152,7 +152,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     other = _OTHER_BYTES + (_GROUP_BYTES if config.num_ranks > 1 else 0)
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
-    sizes = WorkerSizes.of(config, longest, stage, cache_layout(config, model, stage, draft is not None))
+    layout = cache_layout(config, model, stage, draft is not None)
+    sizes = WorkerSizes.of(config, longest, stage, layout, fitting_tokens_per_row(config, model))
     beside, num_experts = None if draft is None else _beside(draft, model, sizes, dtype), _expert_weights(described)
     if model.mtp is not None and config.speculate == "mtp":
         beside = MtpDraftBuild(mtp_build(model.mtp, dtype, _CARD, schemes, shard, sizes, {}), None).memory()

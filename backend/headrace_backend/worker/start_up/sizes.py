@@ -13,6 +13,24 @@ from headrace_backend.cache_groups import WHOLE_CONTEXTS, CacheLayout, SequenceB
 from headrace_backend.config import EngineConfig
 from headrace_backend.device_defaults import default_graph_sizes, long_graph_sizes, mixed_graph_sizes
 from headrace_backend.pp_rules import WHOLE, Stage
+from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN, drafted_query_len
+from headrace_model_folder import ModelConfig
+
+
+def fitting_tokens_per_row(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens that a step settles for a row that decodes.
+
+    Where the number of drafts is not configured, they are as many as the decode kernel takes for
+    the model's query heads; and where recurrent layers keep a state for each draft, no more than it
+    takes of prompts.
+    """
+    most = config.tokens_per_row
+    if most == 1 or config.fixed_drafts() is not None:
+        return most
+    if model.description.recurrent_layers:
+        return min(most, MAX_DECODE_QUERY_LEN)
+    group = max(attention.num_heads // attention.num_kv_heads for attention in model.description.attentions)
+    return min(most, drafted_query_len(most, group))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +67,12 @@ class WorkerSizes:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, max_model_len: int, stage: Stage = WHOLE, cache: CacheLayout = WHOLE_CONTEXTS
+        cls,
+        config: EngineConfig,
+        max_model_len: int,
+        stage: Stage = WHOLE,
+        cache: CacheLayout = WHOLE_CONTEXTS,
+        tokens_per_row: int = 0,
     ) -> Self:
         """The configured sizes.
 
@@ -58,6 +81,7 @@ class WorkerSizes:
             max_model_len: Longest sequence in tokens, with the model's context in place of 0.
             stage: Which of several pipeline stages the worker is of.
             cache: How the stage's layers share the cache's blocks.
+            tokens_per_row: Most tokens that a step settles for a row; 0: as the configuration says.
         """
         return cls(
             max_num_seqs=config.max_num_seqs,
@@ -73,7 +97,7 @@ class WorkerSizes:
             long_graphs=config.long_graph_sizes(),
             stage=stage,
             speculate=config.speculate,
-            tokens_per_row=config.tokens_per_row,
+            tokens_per_row=tokens_per_row or config.tokens_per_row,
             cache=cache,
             num_checkpoints=config.state_checkpoints if config.enable_prefix_cache is not False else 0,
         )

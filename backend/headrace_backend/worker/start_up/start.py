@@ -37,7 +37,7 @@ from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import take_place
-from headrace_backend.worker.start_up.sizes import WorkerSizes
+from headrace_backend.worker.start_up.sizes import WorkerSizes, fitting_tokens_per_row
 from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step.loop import StepLoop
 from headrace_backend.worker.step.recovery import Recovery
@@ -87,7 +87,11 @@ class WorkerStart:
             if (reason := unsuitable(config, folder.config)) is not None:
                 raise StartRefused(reason)
         stage = stages(config, folder.config)[links.rank // config.tp]
-        self._sizes = WorkerSizes.of(config, max_model_len, stage, cache_layout(config, folder.config, stage))
+        layout, tokens_per_row = (
+            cache_layout(config, folder.config, stage),
+            fitting_tokens_per_row(config, folder.config),
+        )
+        self._sizes = WorkerSizes.of(config, max_model_len, stage, layout, tokens_per_row)
         self._device = _prepared_device(config, folder, links.rank, channel)
         self._dtype = choose_dtype(config.dtype, folder.config, self._device)
         self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None

@@ -41,7 +41,12 @@ _GATHER_FROM_KEYS = 8192
 _LONG_STEP_TOKENS, _GATHER_LONG_FROM_KEYS = 1024, 1536
 # Tokens of steps in which rows have some of their drafts: with 32 rows, 2 to 5 drafts each were
 # padded to 144 or 288 tokens, and a fixed number of 4 was 1.2 times as fast (H200, 2026-11-23).
-_DRAFTED_TOTALS = range(16, 257, 16)
+# With 64 rows, four drafts each would be padded from 320 tokens (8.6 ms) to 384 (9.7; 2026-11-24).
+_DRAFTED_TOTALS = (*range(16, 257, 16), 320, 384, 512, 640, 768, 1024)
+# Larger steps with drafts take so long that launching their kernels hides behind them (1,024 tokens
+# of an 8B Llama 24.7 ms, H200, 2026-11-24); those of the kernel for the longest rows, which many
+# rows hardly ever have all their drafts for, already from here on.
+_MOST_DRAFTED_TOKENS, _MOST_LONGEST_TOKENS = 1024, 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -266,7 +271,7 @@ def drafted_totals(batch_sizes: Sequence[int], tokens_per_row: int) -> list[int]
     """Tokens of the graphs of decodes with drafts, ascending, where rows have so many at most."""
     totals = {size * count for size in batch_sizes for count in (1, tokens_per_row)}
     totals |= {total for total in _DRAFTED_TOTALS if total <= max(totals, default=0)}
-    return sorted(totals - {1})
+    return sorted(total for total in totals if 1 < total <= _MOST_DRAFTED_TOKENS)
 
 
 def captured_shapes(
@@ -296,7 +301,8 @@ def captured_shapes(
     if 1 < sizes.tokens_per_row <= sizes.drafted_query_len:
         totals = drafted_totals(batch_sizes, sizes.tokens_per_row)
         for query_len in sizes.drafted_query_lens:
-            decode += [StepShape.drafted(total, max_num_seqs, sizes, query_len) for total in totals]
+            most = _MOST_DRAFTED_TOKENS if query_len <= MAX_DECODE_QUERY_LEN else _MOST_LONGEST_TOKENS
+            decode += [StepShape.drafted(total, max_num_seqs, sizes, query_len) for total in totals if total <= most]
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
