@@ -152,7 +152,7 @@ class StepLog:
         assert kv is not None, "a step was planned"
         step.num_blocks, step.free_blocks = kv.pool.num_blocks, kv.pool.num_available
         step.num_waiting, step.isolated = num_waiting, isolated
-        step.preempted, step.stalled = scheduler.take_preempted(), scheduler.take_stalled()
+        step.preempted, step.stalled = scheduler.stats.take_preempted(), scheduler.stats.take_stalled()
 
     def note_step(self, step_id: int, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """A step was settled, as number `step_id` over all lives of workers.
