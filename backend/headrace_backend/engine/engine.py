@@ -69,9 +69,10 @@ from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_backend.engine.scheduling.draft_costs import DraftedGraphs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
 from headrace_backend.engine.scheduling.masks import MaskCall, Masks
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.scheduling.step_time import StepTimeModel

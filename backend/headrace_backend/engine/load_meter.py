@@ -10,7 +10,7 @@ from __future__ import annotations
 from headrace_backend.engine.answers import LoadReport, LoadSnapshot
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.scheduling.step_time import StepTimeModel

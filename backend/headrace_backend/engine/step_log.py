@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 from headrace_facts import facts

@@ -37,7 +37,8 @@ from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Seque
 from headrace_backend.engine.scheduling import beams
 from headrace_backend.engine.scheduling.checkpoint_places import CheckpointPlaces
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.prefix_followers import PrefixFollowers
 from headrace_backend.engine.scheduling.rows.batch import Batch
 from headrace_backend.engine.scheduling.rows.decodes import Decodes

@@ -16,7 +16,8 @@ from collections.abc import Set as AbstractSet
 
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.rows.batch import Batch
 from headrace_backend.engine.scheduling.rows.micro_batches import MicroBatches
 from headrace_backend.engine.scheduling.rows.row_blocks import RowBlocks
