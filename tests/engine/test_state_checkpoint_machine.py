@@ -65,9 +65,9 @@ class CheckpointMachine(EngineMachine):
 
     @invariant()
     def only_rows_have_something_to_keep(self) -> None:
-        places = self.engine._scheduler._places
-        if places is not None:
-            assert set(places._ways) <= set(self.engine._scheduler.running), "who has no row has no way"
+        parts = self.engine._scheduler._parts
+        if parts is not None and (places := parts.memory.places) is not None:
+            assert set(places._ways) <= set(self.engine._scheduler.batch.running), "who has no row has no way"
             assert set(places._checkpoints._written) <= set(places._ways), "what is written is for who runs"
 
 

@@ -123,8 +123,8 @@ def test_answers_are_the_same_behind_a_prefix(path: pathlib.Path, monkeypatch: p
     shared, answer, found = (PROMPT * 2)[:52], [], []
     for own in ([1, 2], [3, 4, 5], [3, 4, 5, "answer", 6]):
         prompt = shared + [token for part in own for token in (answer if part == "answer" else [part])]
-        before = knowing.engine._scheduler.num_prefix_hit_tokens
+        before = knowing.engine._scheduler.stats.num_prefix_hit_tokens
         [[answer]] = knowing.outputs([greedy(prompt, 12)])
-        found.append(knowing.engine._scheduler.num_prefix_hit_tokens - before)
+        found.append(knowing.engine._scheduler.stats.num_prefix_hit_tokens - before)
         assert [[answer]] == fresh.outputs([greedy(prompt, 12)])
     assert found == [0, 48, 64]

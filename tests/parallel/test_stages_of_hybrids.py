@@ -111,10 +111,10 @@ def test_stages_agree_on_the_number_of_kept_states_though_one_has_none(made: Mad
 def test_prompts_begin_behind_states_that_all_stages_kept(made: MadeStages) -> None:
     engine, shared, found = made.engine(num_checkpoints=8, max_num_batched_tokens=64), prompt_of(100), []
     for own in ([1, 2], [3, 4, 5], [6]):
-        before = engine.engine._scheduler.num_prefix_hit_tokens
+        before = engine.engine._scheduler.stats.num_prefix_hit_tokens
         prompt = (*shared, *own)
         assert engine.outputs([greedy(list(prompt), 20)]) == [[made.expected(prompt, 20)]]
-        found.append(engine.engine._scheduler.num_prefix_hit_tokens - before)
+        found.append(engine.engine._scheduler.stats.num_prefix_hit_tokens - before)
     assert found == [0, 96, 96]
 
 

@@ -160,7 +160,7 @@ class EngineOnRunner(Harness):
         assert scheduler.kv is not None
         checkpoints, first = scheduler.kv._checkpoints, self.config.max_num_seqs + 1
         slots = [] if checkpoints is None else checkpoints.free_slots
-        return [*scheduler._free_rows, *(first + slot for slot in slots)]
+        return [*scheduler.batch._free_rows, *(first + slot for slot in slots)]
 
     def outputs(self, requests: list[EngineRequest]) -> list[list[list[int]]]:
         """Tokens of each output of each of these requests, which arrive together."""

@@ -69,9 +69,10 @@ from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.requests.subscriptions import Subscriptions
 from headrace_backend.engine.scheduling.draft_costs import DraftedGraphs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.isolation import GUILTY, Isolation
 from headrace_backend.engine.scheduling.masks import MaskCall, Masks
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep, PlanBuilder
+from headrace_backend.engine.scheduling.plan_builder import PlanBuilder
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.scheduling.step_time import StepTimeModel
@@ -266,7 +267,7 @@ class Engine:
             self._endings.enter_ended(live, now_ns)
             return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
         passed = [other for other in self._scheduler.waiting.parked() if other is not account]
-        self._admission.check(request, now_ns, len(self._scheduler.running), passed)
+        self._admission.check(request, now_ns, len(self._scheduler.batch.running), passed)
         token_charge = self._quotas.admit(account, request, now_ns)
         live = self._intake.accept(request, subscriber, account, now_ns)
         live.token_charge = token_charge
@@ -443,9 +444,9 @@ class Engine:
         )
         if not self._scheduler.schedule(builder, now_ns, self._in_flight):
             return None
-        for request in self._scheduler.entered:
+        for request in self._scheduler.batch.entered:
             self._announce(request, now_ns)
-        leaving, has_grammars = self._scheduler.take_leaving_rows(), self._scheduler.num_masked_rows > 0
+        leaving, has_grammars = self._scheduler.batch.take_leaving_rows(), self._scheduler.batch.num_masked_rows > 0
         plan, step = builder.build(leaving, now_ns, has_grammars)
         self._masks.planned(step)
         self.steps.note_plan(step, self._scheduler, self._admission.num_waiting, self._isolation.active)
@@ -558,7 +559,7 @@ class Engine:
         self._scheduler.check_integrity()
         active = list(self._table.active())
         num_rows = sum(request.num_rows for request in active)
-        assert num_rows == len(self._scheduler.running), "rows belong to active requests"
+        assert num_rows == len(self._scheduler.batch.running), "rows belong to active requests"
         waiting = [request for request in active if not request.announced]
         assert len(waiting) == self._admission.num_waiting, "requests that have not started are counted"
         num_tokens = sum(account.num_waiting_tokens for account in self._quotas)

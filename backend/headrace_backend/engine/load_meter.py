@@ -10,7 +10,7 @@ from __future__ import annotations
 from headrace_backend.engine.answers import LoadReport, LoadSnapshot
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.engine.scheduling.step_time import StepTimeModel
@@ -75,29 +75,29 @@ class LoadMeter:
 
     def snapshot(self, scheduler: Scheduler, admission: Admission, num_active: int, now_ns: int) -> LoadSnapshot:
         """Returns the engine's load; without a worker there are no blocks."""
-        kv = scheduler.kv
+        kv, batch, stats = scheduler.kv, scheduler.batch, scheduler.stats
         pool = kv.pool if kv is not None else None
         num_blocks, num_used = (pool.num_blocks, pool.num_used) if pool is not None else (0, 0)
         return LoadSnapshot(
-            running_sequences=len(scheduler.running),
+            running_sequences=len(batch.running),
             waiting_requests=admission.num_waiting,
             waiting_tokens=admission.num_waiting_tokens,
             kv_cache_usage=num_used / num_blocks if num_blocks else 0.0,
             kv_blocks=num_blocks,
             max_waiting_requests=self._max_waiting_requests,
             output_tokens_per_second=self._rates.output_tokens_per_s(now_ns),
-            expected_wait_ns=admission.expected_wait_ns(len(scheduler.running), passed=scheduler.waiting.parked()),
+            expected_wait_ns=admission.expected_wait_ns(len(batch.running), passed=scheduler.waiting.parked()),
             free_blocks=pool.num_free if pool is not None else 0,
             cached_blocks=pool.num_cached if pool is not None else 0,
             used_blocks=num_used,
             step_count=self.num_settled_steps,
-            preemptions=scheduler.num_preemptions,
-            prefix_query_tokens=scheduler.num_prefix_query_tokens,
-            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            preemptions=stats.num_preemptions,
+            prefix_query_tokens=stats.num_prefix_query_tokens,
+            prefix_hit_tokens=stats.num_prefix_hit_tokens,
             late_work=self._late_work,
             held_plans=self._timing.num_held,
             late_plans=self._timing.num_late,
-            max_running_sequences=scheduler.num_rows,
+            max_running_sequences=batch.num_rows,
             active_requests=num_active,
             taken_requests=admission.num_taken,
             refused_requests=admission.num_refused,
@@ -109,16 +109,17 @@ class LoadMeter:
         Of the prompts that wait so much is taken to be cached as was of those since the last
         report.
         """
-        queried = scheduler.num_prefix_query_tokens - self._query_tokens
+        batch, stats = scheduler.batch, scheduler.stats
+        queried = stats.num_prefix_query_tokens - self._query_tokens
         if queried:
-            self._missed_share = 1 - (scheduler.num_prefix_hit_tokens - self._hit_tokens) / queried
-        self._query_tokens, self._hit_tokens = scheduler.num_prefix_query_tokens, scheduler.num_prefix_hit_tokens
+            self._missed_share = 1 - (stats.num_prefix_hit_tokens - self._hit_tokens) / queried
+        self._query_tokens, self._hit_tokens = stats.num_prefix_query_tokens, stats.num_prefix_hit_tokens
         # A sequence that is written has one token to compute.
-        running = sum([max(0, sequence.num_tokens - sequence.num_computed - 1) for sequence in scheduler.running])
+        running = sum([max(0, sequence.num_tokens - sequence.num_computed - 1) for sequence in batch.running])
         return LoadReport(
             prefill_tokens=running + int(admission.num_waiting_tokens * self._missed_share),
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             open_requests=num_active,
-            rows=scheduler.num_rows,
+            rows=batch.num_rows,
             row_time_ns=int(self._rates.row_time_ns),
         )

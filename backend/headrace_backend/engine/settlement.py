@@ -27,8 +27,8 @@ from headrace_backend.engine.requests.request_table import RequestTable
 from headrace_backend.engine.requests.sequence import NO_ROW, LiveRequest, Sequence
 from headrace_backend.engine.requests.token_log import TokenLogprobs
 from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.masks import grammar_end
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 from headrace_facts import facts
@@ -152,7 +152,7 @@ class StepLog:
         assert kv is not None, "a step was planned"
         step.num_blocks, step.free_blocks = kv.pool.num_blocks, kv.pool.num_available
         step.num_waiting, step.isolated = num_waiting, isolated
-        step.preempted, step.stalled = scheduler.take_preempted(), scheduler.take_stalled()
+        step.preempted, step.stalled = scheduler.stats.take_preempted(), scheduler.stats.take_stalled()
 
     def note_step(self, step_id: int, step: InFlightStep, result: StepResult, now_ns: int) -> None:
         """A step was settled, as number `step_id` over all lives of workers.

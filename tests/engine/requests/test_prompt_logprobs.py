@@ -112,8 +112,8 @@ def test_after_a_preemption_what_was_reported_may_come_from_the_prefix_cache() -
     assert 32 <= len(reader.prompt) < 79
     while harness.worker.plans:
         harness.settle()
-    [sequence] = harness.engine._scheduler.running
-    harness.engine._scheduler._preempt(sequence, harness.now_ns)
+    [sequence] = harness.engine._scheduler.batch.running
+    harness.engine._scheduler._parts.blocks._preempt(sequence, harness.now_ns)
     num_tokens = harness.worker.num_tokens
     harness.run()
     assert reader.prompt == expected_prompt(spec)

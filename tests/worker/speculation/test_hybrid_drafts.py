@@ -89,7 +89,7 @@ def test_drafts_that_are_looked_up_change_no_answer(made: Made, kind: str, num_d
     found, drafted, right = counted(engine, prompts, 40)
     assert found == [made.expected(tuple(prompt), 40) for prompt in prompts]
     assert drafted > right > 10
-    assert engine.engine._scheduler.num_preemptions > 0
+    assert engine.engine._scheduler.stats.num_preemptions > 0
 
 
 def test_drafts_of_a_model_change_no_answer(made: Made, other: Made) -> None:
@@ -123,9 +123,9 @@ def test_prompts_begin_behind_states_that_were_kept_among_drafts(made: Made) -> 
     found, _, right = counted(engine, [list(prompt)], 60)
     assert found == [answer] and right > 4
     turn = [*prompt, *answer, 7]
-    before = engine.engine._scheduler.num_prefix_hit_tokens
+    before = engine.engine._scheduler.stats.num_prefix_hit_tokens
     assert counted(engine, [turn], 20)[0] == [made.expected(tuple(turn), 20)]
-    assert engine.engine._scheduler.num_prefix_hit_tokens - before > len(prompt)
+    assert engine.engine._scheduler.stats.num_prefix_hit_tokens - before > len(prompt)
 
 
 @pytest.mark.usefixtures("often")

@@ -122,10 +122,10 @@ def test_a_prefix_is_found_where_the_windows_tail_is_left(mixed: Made) -> None:
     engine = mixed.engine()
     shared = prompt_of(100)
     for own, num_hits in (([1, 2], 0), ([3, 4, 5], 96), ([6], 96)):
-        before = engine.engine._scheduler.num_prefix_hit_tokens
+        before = engine.engine._scheduler.stats.num_prefix_hit_tokens
         prompt = shared + own
         assert engine.outputs([greedy(prompt, 8)]) == [[mixed.expected(tuple(prompt), 8)]]
-        assert engine.engine._scheduler.num_prefix_hit_tokens - before == num_hits
+        assert engine.engine._scheduler.stats.num_prefix_hit_tokens - before == num_hits
 
 
 def test_outputs_share_a_prompt_and_copy_a_block_of_each_group(mixed: Made) -> None:
@@ -250,4 +250,4 @@ def test_the_schedules_preempt(mixed: Made) -> None:
     prompts = [prompt_of(60, seed) for seed in range(4)]
     found = engine.outputs([greedy(prompt, 60) for prompt in prompts])
     assert found == [[mixed.expected(tuple(prompt), 60)] for prompt in prompts]
-    assert engine.engine._scheduler.num_preemptions > 0
+    assert engine.engine._scheduler.stats.num_preemptions > 0

@@ -52,9 +52,9 @@ def test_prompts_begin_behind_kept_states(
     make = functools.partial(gpu_runner, (1, 2, 4))
     engine = made.engine(40, make=make, max_num_batched_tokens=32, num_checkpoints=2)
     for prompt, hits in ((prompt_of(19), 0), ([*prompt_of(18), 5], 16)):
-        before = engine.engine._scheduler.num_prefix_hit_tokens
+        before = engine.engine._scheduler.stats.num_prefix_hit_tokens
         assert engine.outputs([greedy(prompt, 2)]) == [[made.expected(tuple(prompt), 2)]]
-        assert engine.engine._scheduler.num_prefix_hit_tokens - before == hits
+        assert engine.engine._scheduler.stats.num_prefix_hit_tokens - before == hits
 
 
 @pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4)], ids=["exact", "padded"])

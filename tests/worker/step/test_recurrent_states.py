@@ -60,10 +60,10 @@ def test_prompts_begin_behind_kept_states(made: Made) -> None:
     """They are kept where prompts part, at a prompt's own end, and behind an answer."""
     engine, shared, found = made.engine(num_checkpoints=8, max_num_batched_tokens=64), prompt_of(100), []
     for own in ([1, 2], [3, 4, 5], [6], [6], [*made.expected((*shared, 6), 40), 7]):
-        before = engine.engine._scheduler.num_prefix_hit_tokens
+        before = engine.engine._scheduler.stats.num_prefix_hit_tokens
         prompt = (*shared, *([6] if len(own) > 3 else []), *own)
         assert engine.outputs([greedy(list(prompt), 40)]) == [[made.expected(prompt, 40)]]
-        found.append(engine.engine._scheduler.num_prefix_hit_tokens - before)
+        found.append(engine.engine._scheduler.stats.num_prefix_hit_tokens - before)
     assert found == [0, 96, 96, 96, 128]
 
 
@@ -76,7 +76,7 @@ def test_outputs_and_beams_begin_behind_kept_states(made: Made) -> None:
         beams = {"beam_search": BeamSearch(3), "n": 2, "temperature": NO_SAMPLING.temperature}
         sampled = greedy(prompt, 20, n=3, temperature=0.9, seed=7)
         found.append(engine.outputs([sampled, request(prompt, 12, **beams)]))
-        assert engine.engine._scheduler.num_prefix_hit_tokens == (2 * 48 if num_checkpoints else 0)
+        assert engine.engine._scheduler.stats.num_prefix_hit_tokens == (2 * 48 if num_checkpoints else 0)
     assert found[0] == found[1]
 
 
@@ -84,7 +84,7 @@ def test_no_prompt_begins_with_what_another_computed_without_kept_states(made: M
     engine, shared = made.engine(), prompt_of(100)
     for own in ([1, 2], [3, 4, 5]):
         assert engine.outputs([greedy(shared + own, 8)]) == [[made.expected((*shared, *own), 8)]]
-    assert engine.engine._scheduler.num_prefix_hit_tokens == 0
+    assert engine.engine._scheduler.stats.num_prefix_hit_tokens == 0
 
 
 @pytest.mark.slow  # The property below preempts as well.
@@ -93,7 +93,7 @@ def test_preempted_sequences_begin_with_an_empty_state(made: Made) -> None:
     prompts = [prompt_of(60, seed) for seed in range(4)]
     found = engine.outputs([greedy(prompt, 60) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 60)] for prompt in prompts]
-    assert engine.engine._scheduler.num_preemptions > 0
+    assert engine.engine._scheduler.stats.num_preemptions > 0
 
 
 def test_outputs_go_on_from_their_prompts_state(made: Made) -> None:

@@ -102,9 +102,9 @@ def test_tokens_are_those_of_transformers_in_blocks_that_are_used_again(
     found = engine.outputs([greedy(prompt, 12) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 12)] for prompt in prompts]
     again = prompts[2][:96] + [5, 6]
-    hits = engine.engine._scheduler.num_prefix_hit_tokens
+    hits = engine.engine._scheduler.stats.num_prefix_hit_tokens
     assert engine.outputs([greedy(again, 8)]) == [[made.expected(tuple(again), 8)]]
-    assert engine.engine._scheduler.num_prefix_hit_tokens > hits
+    assert engine.engine._scheduler.stats.num_prefix_hit_tokens > hits
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_preemptions_change_no_tokens(kind: str, request: pytest.FixtureRequest)
     engine = made.engine(26)
     found = engine.outputs([greedy(prompt, 60) for prompt in prompts])
     assert found == [[made.expected(tuple(prompt), 60)] for prompt in prompts]
-    assert engine.engine._scheduler.num_preemptions > 0
+    assert engine.engine._scheduler.stats.num_preemptions > 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int8", marks=pytest.mark.slow), "fp8"])

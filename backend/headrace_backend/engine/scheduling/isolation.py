@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.scheduler import Scheduler
 
 # With so many found guilty and no step settled in between, it is rather the device that is at

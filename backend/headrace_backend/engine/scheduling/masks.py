@@ -26,7 +26,7 @@ from headrace_backend.engine.output_grammar import MaskOutcome, MaskState, Outpu
 from headrace_backend.engine.requests.endings import Endings
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.forced_search import ForcedSearch
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep, MaskedDraw
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep, MaskedDraw
 from headrace_backend.step.drafts import StepDrafts
 
 # The next plan is to know what must follow where that is likely to be so many tokens for each mask:

@@ -12,7 +12,7 @@ runner alone: each stage profiles and warms up by itself.
 
 Tokens are waited for only by a step that computes one of them. So a stage goes on with the step of
 other rows while the last stage is still at the one before: how many steps are under way is the
-engine's choice (`engine.scheduling.micro_batches`).
+engine's choice (`engine.scheduling.rows.micro_batches`).
 """
 
 from __future__ import annotations

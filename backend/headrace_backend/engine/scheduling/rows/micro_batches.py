@@ -19,7 +19,7 @@ from collections.abc import Sequence as AbstractSequence
 from collections.abc import Set as AbstractSet
 
 from headrace_backend.engine.requests.sequence import Sequence
-from headrace_backend.engine.scheduling.plan_builder import InFlightStep
+from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 
 _NOBODY: AbstractSet[Sequence] = frozenset()
 # Unread tokens of a row at which it is planned no further: what comes behind a token at which it
