@@ -37,6 +37,8 @@ MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP
 # Each has a stage at least, or a part of one.
 MAX_HOSTS: Final = 8
+# More than one machine has cores; of a mistyped number, each thread would cost memory and time.
+MAX_WORKER_THREADS: Final = 1024
 _SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
@@ -307,7 +309,9 @@ class EngineConfig(_Frozen):
             gt=0, le=limits.MAX_TIME_LIMIT_S, description="longest life of a request that has no deadline of its own"
         ),
     ] = 3600.0
-    worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
+    worker_threads: Annotated[
+        int, Field(ge=0, le=MAX_WORKER_THREADS, description="CPU threads of a worker; 0: all cores but one")
+    ] = 0
     watchdog_s: Annotated[
         float,
         Field(

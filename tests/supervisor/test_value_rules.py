@@ -52,3 +52,11 @@ def test_a_rule_names_its_limit(name: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_table(group, {name: value}, "file")
     assert str(refused.value) == f"file: {name}: {rule}"
+
+
+@pytest.mark.parametrize("groups", [configs.BACKEND, configs.RANKS], ids=["backend", "ranks"])
+def test_no_worker_has_more_threads_than_a_machine_cores(groups: tuple[Group, ...]) -> None:
+    group = next(group for group in groups if "worker_threads" in group.fields())
+    check_table(group, {"worker_threads": "1024"}, "file")
+    with pytest.raises(ConfigError, match="file: worker_threads: must be at most 1024, not '1025'"):
+        check_table(group, {"worker_threads": "1025"}, "file")
