@@ -21,7 +21,7 @@ from headrace_backend.device_defaults import (
     mixed_graph_sizes,
     step_sizes,
 )
-from headrace_health.address import probe_address
+from headrace_health.address import listen_address
 from headrace_request import limits
 
 # A step of fewer could not hold a block.
@@ -490,7 +490,7 @@ class BackendConfig(_Frozen):
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description=(
                 "unix:PATH or HOST:PORT that answers health checks (grpc.health.v1) alone, without TLS and secrets: "

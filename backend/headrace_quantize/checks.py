@@ -47,8 +47,8 @@ def check(config: QuantizeConfig) -> Job:
 
     Raises:
         QuantizeRefused: MODEL_FOLDER is none, is quantized already or has no tokenizer for the
-            text; groups do not divide; a pattern fits no layer; a text is missing or empty; OUT_FOLDER
-            is in use.
+            text; groups do not divide; a pattern fits no layer; a text is missing or empty;
+            OUT_FOLDER is in use.
     """
     model = _open(config)
     if config.has_text and config.sequence_length > model.config.max_position_embeddings:

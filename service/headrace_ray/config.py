@@ -19,6 +19,7 @@ from typing import Annotated, Any, Self
 import pydantic
 from pydantic import Field
 
+from headrace_health.address import MAX_PORT
 from headrace_ray.autoscaling import Policy
 from headrace_service.config import ServiceConfig
 from headrace_supervisor import config as configs
@@ -95,8 +96,8 @@ class Engines(_Table):
         if self.max and self.max < self.min:
             raise ValueError(f"max is {self.max}; it must be min ({self.min}) or more")
         first, last = self.ports
-        if not 1 <= first <= last <= 65_535:
-            raise ValueError("ports must be two of 1 to 65535, the first not above the last")
+        if not 1 <= first <= last <= MAX_PORT:
+            raise ValueError(f"ports must be two of 1 to {MAX_PORT}, the first not above the last")
         for name, amount in self.resources.items():
             if name in ("CPU", "GPU") or amount <= 0:
                 raise ValueError(f"resources: {name!r} must be another resource than CPU and GPU, and above 0")
@@ -118,7 +119,7 @@ class Autoscaling(_Table):
 class Services(_Table):
     """The port of services: each node has one, at its own address in the cluster."""
 
-    port: Annotated[int, Field(ge=1, le=65_535, description="port of every service")] = 50_051
+    port: Annotated[int, Field(ge=1, le=MAX_PORT, description="port of every service")] = 50_051
 
 
 class RayConfig(_Table):

@@ -19,6 +19,7 @@ import ray
 import ray.util
 from ray.exceptions import RayError
 
+from headrace_health.address import joined
 from headrace_ray import member, nodes
 from headrace_ray.authority import Authority
 from headrace_ray.config import Autoscaling, Engines, RayConfig, service_config
@@ -131,7 +132,7 @@ def _check_services(config: RayConfig) -> None:
     values = {name: value for name, value in config.service.items() if name != "model_folder"}
     for node in nodes.living():
         try:
-            service_config(values, nodes.joined(node.address, config.services.port), engines_file="to-be-written")
+            service_config(values, joined(node.address, config.services.port), engines_file="to-be-written")
         except ConfigError as error:
             raise ConfigError(f"[service]: {error}") from None
 

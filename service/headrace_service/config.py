@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import AfterValidator, Field
 
-from headrace_health.address import MAX_PORT, is_address, is_reachable, probe_address
+from headrace_health.address import LISTEN_RULE, MAX_PORT, host_and_port, is_address, is_reachable, listen_address
 
 
 def exposed(address: str) -> bool:
@@ -24,7 +24,7 @@ def exposed(address: str) -> bool:
     """
     if address.startswith("unix:"):
         return False
-    host = address.rpartition(":")[0].strip("[]")
+    host, _ = host_and_port(address)
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -78,7 +78,7 @@ class ServiceConfig(pydantic.BaseModel):
         ),
     ] = True
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys: for who "
             "started this process, or a kubelet",
@@ -370,9 +370,7 @@ class ServiceConfig(pydantic.BaseModel):
         for address in self._addresses:
             # Of what is no address nobody can say whom it reaches.
             if not is_address(address):
-                raise ValueError(
-                    f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {MAX_PORT}, or unix:PATH"
-                )
+                raise ValueError(f"{name}: {address[:64]!r} {LISTEN_RULE}")
             if exposed(address) and lacking and not self.insecure:
                 raise ValueError(
                     f"{name}: {address} is reached by other machines and needs {' and '.join(lacking)} "

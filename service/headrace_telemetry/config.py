@@ -17,6 +17,8 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 import pydantic
 from pydantic import ByteSize, Field
 
+from headrace_health.address import tcp_address
+
 MAX_BUCKETS: Final = 100
 MAX_ATTRIBUTES: Final = 64
 MAX_ATTRIBUTE_BYTES: Final = 1024
@@ -250,10 +252,7 @@ class TelemetryConfig(pydantic.BaseModel):
     @pydantic.field_validator("metrics_listen")
     @classmethod
     def _refuse_absurd_address(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if value and not (host.strip("[]") and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise ValueError("must be HOST:PORT with a port up to 65535")
-        return value
+        return tcp_address(value) if value else value
 
     @pydantic.field_validator(
         "metrics_duration_buckets",

@@ -12,7 +12,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from headrace_backend.config import MAX_WORKER_THREADS
-from headrace_health.address import peer_address, probe_address
+from headrace_health.address import listen_address, peer_address
 
 
 class RanksConfig(pydantic.BaseModel):
@@ -67,7 +67,7 @@ class RanksConfig(pydantic.BaseModel):
         ),
     ] = ""
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description=(
                 "HOST:PORT or unix:PATH that answers grpc.health.v1 alone, without TLS and keys: SERVING while the "
