@@ -25,6 +25,7 @@ from headrace_ray.authority import Authority
 from headrace_ray.config import Autoscaling, Engines, RayConfig, service_config
 from headrace_ray.controller import Controller
 from headrace_ray.errors import DeploymentError
+from headrace_ray.head import check_head
 from headrace_ray.member import NAMESPACE
 from headrace_ray.reports import Status
 from headrace_supervisor.settings import ConfigError
@@ -118,6 +119,7 @@ def connect(address: str | None) -> None:
     """Connects this process to a cluster, if it is not yet. Raises DeploymentError."""
     if ray.is_initialized():
         return
+    check_head(address)
     try:
         ray.init(address=address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

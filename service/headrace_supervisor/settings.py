@@ -110,8 +110,8 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
     return {name: foreign_names.our_word(name, value) for name, value in table.items()}
 
 
-def check_table(group: Group, table: Mapping[str, Any], where: str) -> None:
-    """Looks at settings of one group that another kind of file holds, for a command elsewhere.
+def check_table(group: Group, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns settings of one group that another kind of file holds, for a command elsewhere.
 
     Args:
         group: the settings that the table may have.
@@ -125,9 +125,10 @@ def check_table(group: Group, table: Mapping[str, Any], where: str) -> None:
     _refuse_unknown(f"{where}: ", table, fields)
     present = {name: field for name, field in fields.items() if name in table}
     try:
-        _settings_class(present, {})(**table)
+        values = _settings_class(present, {})(**table)
     except pydantic.ValidationError as error:
         raise ConfigError(_first_problem(error, {}, table, where)) from None
+    return {name: getattr(values, name) for name in present}
 
 
 def _config_from_environment() -> pathlib.Path | None:
