@@ -39,6 +39,7 @@ MAX_PP: Final = MAX_TP
 MAX_HOSTS: Final = 8
 # More than one machine has cores; of a mistyped number, each thread would cost memory and time.
 MAX_WORKER_THREADS: Final = 1024
+_LONGEST_S: Final = 86_400.0
 _SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
@@ -316,6 +317,7 @@ class EngineConfig(_Frozen):
         float,
         Field(
             gt=0,
+            le=_LONGEST_S,
             description=(
                 "seconds without progress (a result, on a CPU a layer) after which a worker is replaced, beyond what "
                 "the step is expected to take"
@@ -323,7 +325,7 @@ class EngineConfig(_Frozen):
         ),
     ] = 10.0
     start_timeout_s: Annotated[
-        float, Field(gt=0, description="seconds without start-up progress before a worker is given up")
+        float, Field(gt=0, le=_LONGEST_S, description="seconds without start-up progress before a worker is given up")
     ] = 120.0
     max_worker_restarts: Annotated[
         int,
@@ -508,11 +510,12 @@ class BackendConfig(_Frozen):
         float,
         Field(
             gt=0,
+            le=_LONGEST_S,
             description="seconds that the backend waits for machines of its ranks (hosts) that are missing, then ends",
         ),
     ] = 600.0
     drain_grace_s: Annotated[
-        float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
+        float, Field(ge=0, le=_LONGEST_S, description="seconds that running requests get to finish after SIGTERM")
     ] = 10.0
     max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = (
         64 << 20

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import pathlib
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, Field
 
 from headrace_health.address import LISTEN_RULE, MAX_PORT, host_and_port, is_address, is_reachable, listen_address
+
+_LONGEST_S: Final = 86_400.0
+# Linux takes no more for TCP_KEEPIDLE and TCP_KEEPINTVL.
+_LONGEST_KEEPALIVE_S: Final = 32_767.0
 
 
 def exposed(address: str) -> bool:
@@ -208,10 +212,15 @@ class ServiceConfig(pydantic.BaseModel):
     ] = 256 << 10
     reader_timeout_s: Annotated[
         float,
-        Field(gt=0, description="seconds a reader may stay over reader_cap_bytes before its call ends as too slow"),
+        Field(
+            gt=0,
+            le=_LONGEST_S,
+            description="seconds a reader may stay over reader_cap_bytes before its call ends as too slow",
+        ),
     ] = 10.0
     reader_stall_timeout_s: Annotated[
-        float, Field(gt=0, description="seconds a reader may take no message at all while one waits for it")
+        float,
+        Field(gt=0, le=_LONGEST_S, description="seconds a reader may take no message at all while one waits for it"),
     ] = 120.0
 
     tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="threads that encode long texts")] = 2
@@ -228,17 +237,25 @@ class ServiceConfig(pydantic.BaseModel):
     ] = 512 << 20
 
     engine_retry_max_s: Annotated[
-        float, Field(gt=0, description="longest pause between attempts to reach the backend, seconds")
+        float, Field(gt=0, le=_LONGEST_S, description="longest pause between attempts to reach the backend, seconds")
     ] = 2.0
     engine_silence_s: Annotated[
         float,
-        Field(gt=0, description="seconds without any message from the backend after which its connection is given up"),
+        Field(
+            gt=0,
+            le=_LONGEST_S,
+            description="seconds without any message from the backend after which its connection is given up",
+        ),
     ] = 15.0
-    keepalive_s: Annotated[float, Field(gt=0, description="seconds of silence after which a client is pinged")] = 20.0
-    keepalive_timeout_s: Annotated[float, Field(gt=0, description="seconds a client may take to answer a ping")] = 10.0
-    shutdown_grace_s: Annotated[float, Field(ge=0, description="seconds that open streams may go on after SIGTERM")] = (
-        30.0
-    )
+    keepalive_s: Annotated[
+        float, Field(gt=0, le=_LONGEST_KEEPALIVE_S, description="seconds of silence after which a client is pinged")
+    ] = 20.0
+    keepalive_timeout_s: Annotated[
+        float, Field(gt=0, le=_LONGEST_KEEPALIVE_S, description="seconds a client may take to answer a ping")
+    ] = 10.0
+    shutdown_grace_s: Annotated[
+        float, Field(ge=0, le=_LONGEST_S, description="seconds that open streams may go on after SIGTERM")
+    ] = 30.0
     reuse_port: Annotated[
         bool, Field(description="share HOST:PORT with the other service processes of one supervisor")
     ] = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import pathlib
 import re
 import urllib.parse
@@ -350,5 +349,10 @@ def _check_writable(path: pathlib.Path) -> None:
         raise ValueError(f"trace_file: {path} is a folder")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"trace_file: there is no folder {path.absolute().parent}")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ValueError(f"trace_file: {path} can't be written")
+    was_there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"trace_file: {path} can't be written: {error.strerror}") from None
+    if not was_there:
+        path.unlink()

@@ -39,6 +39,12 @@ def test_no_refusal_of_a_setting_has_pydantics_words(group: Group) -> None:
     ("name", "value", "rule"),
     [
         ("worker_threads", -1, "must be at least 0, not '-1'"),
+        ("watchdog_s", float("inf"), "must be a finite number, not 'inf'"),
+        ("watchdog_s", "1e300", "must be at most 86400, not '1e300'"),
+        ("keepalive_s", "1e300", "must be at most 32767, not '1e300'"),
+        ("reader_stall_timeout_s", 1e9, "must be at most 86400, not '1000000000.0'"),
+        ("keys_file", "", "must be a path, not ''"),
+        ("model", "", "must be a path, not ''"),
         ("watchdog_s", 0, "must be more than 0, not '0'"),
         ("watchdog_s", "soon", "must be a number, not 'soon'"),
         ("max_num_seqs", "2.5", "must be a whole number, not '2.5'"),

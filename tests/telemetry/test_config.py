@@ -124,6 +124,11 @@ def test_files_that_are_not_there_are_refused_by_name(tmp_path: pathlib.Path) ->
         made(trace_file=tmp_path / "none" / "file").check_files()
     with pytest.raises(ValueError, match="is a folder"):
         made(trace_file=tmp_path).check_files()
+    # Not even the superuser makes files there.
+    with pytest.raises(ValueError, match="trace_file: /proc/traces can't be written: No such file"):
+        made(trace_file="/proc/traces").check_files()
+    made(trace_file=tmp_path / "traces").check_files()
+    assert not (tmp_path / "traces").exists()
     (tmp_path / "ca").write_text("nothing")
     with pytest.raises(ValueError, match="no PEM certificate"):
         made(otlp_endpoint="https://c", otlp_tls_ca=tmp_path / "ca").check_files()
