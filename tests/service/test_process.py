@@ -108,13 +108,18 @@ def test_a_taken_address_is_named() -> None:
         assert address in refusal(ServiceConfig(listen=(address,), engine=("unix:/nowhere",)).model_dump_json())
 
 
-def test_a_taken_address_for_probes_is_named_without_a_traceback() -> None:
+def test_a_taken_address_for_probes_is_named_without_a_traceback(tmp_path: pathlib.Path) -> None:
+    """In a process of its own: one that was forked ends before gRPC's objects do."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         probe = f"127.0.0.1:{taken.getsockname()[1]}"
         config = ServiceConfig(listen=("127.0.0.1:0",), engine=("unix:/nowhere",), probe=probe)
-        assert f"cannot listen on {probe} for probes" in refusal(config.model_dump_json())
+        (tmp_path / "config.json").write_text(config.model_dump_json())
+        command = [sys.executable, "-m", "headrace_service", "--config-json", tmp_path / "config.json"]
+        ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert f"headrace service: cannot listen on {probe} for probes" in ended.stderr
 
 
 def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.Path) -> None:
