@@ -21,7 +21,7 @@ from headrace_backend.device_defaults import (
     mixed_graph_sizes,
     step_sizes,
 )
-from headrace_health.address import probe_address
+from headrace_health.address import listen_address
 from headrace_request import limits
 
 # A step of fewer could not hold a block.
@@ -37,6 +37,9 @@ MAX_TP: Final = 8
 MAX_PP: Final = MAX_TP
 # Each has a stage at least, or a part of one.
 MAX_HOSTS: Final = 8
+# More than one machine has cores; of a mistyped number, each thread would cost memory and time.
+MAX_WORKER_THREADS: Final = 1024
+_LONGEST_S: Final = 86_400.0
 _SUFFIXES = {"k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 
@@ -307,11 +310,14 @@ class EngineConfig(_Frozen):
             gt=0, le=limits.MAX_TIME_LIMIT_S, description="longest life of a request that has no deadline of its own"
         ),
     ] = 3600.0
-    worker_threads: Annotated[int, Field(ge=0, description="CPU threads of a worker; 0: all cores but one")] = 0
+    worker_threads: Annotated[
+        int, Field(ge=0, le=MAX_WORKER_THREADS, description="CPU threads of a worker; 0: all cores but one")
+    ] = 0
     watchdog_s: Annotated[
         float,
         Field(
             gt=0,
+            le=_LONGEST_S,
             description=(
                 "seconds without progress (a result, on a CPU a layer) after which a worker is replaced, beyond what "
                 "the step is expected to take"
@@ -319,7 +325,7 @@ class EngineConfig(_Frozen):
         ),
     ] = 10.0
     start_timeout_s: Annotated[
-        float, Field(gt=0, description="seconds without start-up progress before a worker is given up")
+        float, Field(gt=0, le=_LONGEST_S, description="seconds without start-up progress before a worker is given up")
     ] = 120.0
     max_worker_restarts: Annotated[
         int,
@@ -486,7 +492,7 @@ class BackendConfig(_Frozen):
         Field(description="JSON file that is made when a start is refused: reason, does_not_fit"),
     ] = None
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description=(
                 "unix:PATH or HOST:PORT that answers health checks (grpc.health.v1) alone, without TLS and secrets: "
@@ -504,11 +510,12 @@ class BackendConfig(_Frozen):
         float,
         Field(
             gt=0,
+            le=_LONGEST_S,
             description="seconds that the backend waits for machines of its ranks (hosts) that are missing, then ends",
         ),
     ] = 600.0
     drain_grace_s: Annotated[
-        float, Field(ge=0, description="seconds that running requests get to finish after SIGTERM")
+        float, Field(ge=0, le=_LONGEST_S, description="seconds that running requests get to finish after SIGTERM")
     ] = 10.0
     max_message_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 28, description="largest message on the socket")] = (
         64 << 20

@@ -43,8 +43,8 @@ def read_pieces(config: QuantizeConfig, tokenizer_path: pathlib.Path) -> Calibra
     """The text that a request names; empty lists where it names none.
 
     Raises:
-        QuantizeRefused: A file can't be read, is no UTF-8 or is too large; there is less text than
-            the samples take.
+        QuantizeRefused: A file can't be read, is no UTF-8, has no text or too much; there is less
+            text than the samples take.
     """
     tokenizer, length = Tokenizer.from_file(str(tokenizer_path)), config.sequence_length
     texts = [_read("--calibration", file) for file in config.calibration]
@@ -81,11 +81,14 @@ def _read(flag: str, file: str) -> str:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             raise QuantizeRefused(f"{flag}: {file} has {size:,} bytes, at most {_MOST_BYTES:,} are read")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise QuantizeRefused(f"{flag}: {file} can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise QuantizeRefused(f"{flag}: {file} is not UTF-8 at byte {error.start}") from None
+    if not text.strip():
+        raise QuantizeRefused(f"{flag}: {file} holds nothing but white space")
+    return text
 
 
 def _pieces(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Pieces:

@@ -47,10 +47,11 @@ def check(config: QuantizeConfig) -> Job:
 
     Raises:
         QuantizeRefused: MODEL_FOLDER is none, is quantized already or has no tokenizer for the
-            text; groups do not divide; a pattern fits no layer; OUT_FOLDER is in use.
+            text; groups do not divide; a pattern fits no layer; a text is missing or empty;
+            OUT_FOLDER is in use.
     """
     model = _open(config)
-    if config.sequence_length > model.config.max_position_embeddings:
+    if config.has_text and config.sequence_length > model.config.max_position_embeddings:
         raise QuantizeRefused(
             f"--sequence-length is {config.sequence_length}, the model's context has "
             f"{model.config.max_position_embeddings} tokens"
@@ -63,9 +64,10 @@ def check(config: QuantizeConfig) -> Job:
         raise QuantizeRefused(f"--keep fits all {len(kept)} layers, so that nothing would be quantized")
     _check_experts(model, stays)
     _check_groups(config, {name: shapes[name][1] for name in quantized})
-    for file in (*config.calibration, *filter(None, [config.evaluation])):
-        if not pathlib.Path(file).is_file():
-            raise QuantizeRefused(f"--{'evaluation' if file == config.evaluation else 'calibration'}: no file {file}")
+    for file in config.calibration:
+        _check_text("--calibration", file)
+    if config.evaluation is not None:
+        _check_text("--evaluation", config.evaluation)
     return Job(config, model, _checked_out(config, model), quantized, kept)
 
 
@@ -125,7 +127,7 @@ def _open(config: QuantizeConfig) -> ModelFolder:
         raise QuantizeRefused(
             f"MODEL_FOLDER {folder} is a GGUF file, whose weights have their own bits: a folder is needed"
         )
-    if (config.calibration or config.evaluation) and model.tokenizer_path is None:
+    if config.has_text and model.tokenizer_path is None:
         raise QuantizeRefused(f"MODEL_FOLDER {folder} has no tokenizer.json, which --calibration and --evaluation need")
     return model
 
@@ -163,6 +165,14 @@ def _check_groups(config: QuantizeConfig, inputs: dict[str, int]) -> None:
             raise QuantizeRefused(
                 f"--group-size is {group}, which does not divide the {count} inputs of {name}; {works}"
             )
+
+
+def _check_text(flag: str, file: str) -> None:
+    path = pathlib.Path(file)
+    if not path.is_file():
+        raise QuantizeRefused(f"{flag}: no file {file}")
+    if not path.stat().st_size:
+        raise QuantizeRefused(f"{flag}: {file} is empty")
 
 
 def _checked_out(config: QuantizeConfig, model: ModelFolder) -> pathlib.Path:

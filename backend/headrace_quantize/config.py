@@ -74,6 +74,13 @@ class QuantizeConfig(pydantic.BaseModel):
         for option, given, fits, rule in (
             ("--act-order", self.act_order, self.method == "gptq", "goes with --method gptq"),
             ("--damping", "damping" in self.model_fields_set, self.method == "gptq", "goes with --method gptq"),
+            ("--samples", "samples" in self.model_fields_set, self.calibration, "goes with --calibration"),
+            (
+                "--sequence-length",
+                "sequence_length" in self.model_fields_set,
+                self.has_text,
+                "goes with --calibration or --evaluation",
+            ),
             ("--clip", self.clip is not None, self.method == "awq", "goes with --method awq"),
             ("--scheme fp8", self.scheme == "fp8", self.method == "rtn", "goes with --method rtn"),
             (
@@ -89,6 +96,11 @@ class QuantizeConfig(pydantic.BaseModel):
             if given and not fits:
                 raise ValueError(f"{option} {rule}")
         return self
+
+    @property
+    def has_text(self) -> bool:
+        """Whether text passes through the model, to calibrate on or to measure with."""
+        return bool(self.calibration or self.evaluation)
 
     @property
     def number_bits(self) -> int:

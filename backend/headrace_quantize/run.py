@@ -168,7 +168,7 @@ def describe(job: Job) -> str:
 
 
 def _text(job: Job) -> CalibrationText:
-    if not (job.config.calibration or job.config.evaluation):
+    if not job.config.has_text:
         return CalibrationText([], [], "")
     assert job.model.tokenizer_path is not None
     return read_pieces(job.config, job.model.tokenizer_path)

@@ -1,24 +1,51 @@
-"""What addresses look like, by the form alone. It imports nothing: every configuration knows it."""
+"""What addresses look like, by the form alone. It imports nothing: every configuration knows it.
+
+Owns the rule of HOST:PORT and unix:PATH, its sentences, and how such a text is taken apart and put
+together. Whether an address is free, and whose it is, is asked where it is used.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_PORT: Final = 65535
+# What an address to listen at must be, where port 0 is any free one.
+TCP_RULE: Final = f"must be HOST:PORT with a port of 0 to {MAX_PORT}"
+LISTEN_RULE: Final = f"{TCP_RULE}, or unix:PATH"
+# What an address must be at which somebody else listens.
+REACHABLE_RULE: Final = f"must be HOST:PORT with a port of 1 to {MAX_PORT}, or unix:PATH"
 
 
-def is_address(text: str) -> bool:
-    """Whether something may listen at a text: unix:PATH, or HOST:PORT, where port 0 is any."""
-    if text.startswith("unix:"):
-        return text != "unix:"
-    return port_of(text) is not None
+def host_and_port(text: str) -> tuple[str, int]:
+    """Returns the parts of HOST:PORT, the host without the brackets of IPv6.
+
+    Raises:
+        ValueError: It is no such text, or no such port.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and int(port) <= MAX_PORT
+    if not host or not is_port:
+        raise ValueError(TCP_RULE)
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """HOST:PORT of its parts; a host that is IPv6 gets brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def port_of(text: str) -> int | None:
     """The port of HOST:PORT; None: it is no such text, or no such port."""
-    host, _, port = text.rpartition(":")
-    is_port = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and int(port) <= MAX_PORT
-    return int(port) if host and is_port else None
+    try:
+        return host_and_port(text)[1]
+    except ValueError:
+        return None
+
+
+def is_address(text: str) -> bool:
+    """Whether something may listen at a text: unix:PATH, or HOST:PORT, where port 0 is any."""
+    return text != "unix:" if text.startswith("unix:") else port_of(text) is not None
 
 
 def is_reachable(text: str) -> bool:
@@ -26,14 +53,26 @@ def is_reachable(text: str) -> bool:
     return is_address(text) and (text.startswith("unix:") or port_of(text) != 0)
 
 
-def probe_address(text: str) -> str:
-    """Returns the address of a probe as it is.
+def listen_address(text: str) -> str:
+    """Returns an address to listen at, HOST:PORT or unix:PATH, as it is.
 
     Raises:
         ValueError: Nothing can listen there.
     """
     if not is_address(text):
-        raise ValueError(f"must be HOST:PORT with a port of 0 to {MAX_PORT}, or unix:PATH")
+        raise ValueError(LISTEN_RULE)
+    return text
+
+
+def tcp_address(text: str) -> str:
+    """Returns an address to listen at by TCP alone, HOST:PORT, as it is.
+
+    Raises:
+        ValueError: Nothing can listen there.
+    """
+    if text.startswith("unix:"):
+        raise ValueError(TCP_RULE)
+    host_and_port(text)
     return text
 
 

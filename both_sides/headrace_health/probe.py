@@ -17,6 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from headrace_credentials import stranger_limits
+from headrace_health.address import host_and_port, joined
 from headrace_health.servicer import HealthServicer, Serves
 
 ALIVE: Final = "alive"
@@ -68,7 +69,7 @@ class Probe:
         if not port:
             raise CannotProbe(f"cannot listen on {self._address} for probes: it is taken, or not this machine's")
         await self._server.start()
-        return self._address if self._address.startswith("unix:") else f"{self._address.rpartition(':')[0]}:{port}"
+        return self._address if self._address.startswith("unix:") else joined(host_and_port(self._address)[0], port)
 
     async def stop(self) -> None:
         """Ends the listener, and watchers after a second."""

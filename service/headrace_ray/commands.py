@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,14 @@ from headrace_supervisor.settings import ConfigError
 
 _HELP = {"help_option_names": ["--help", "-h"]}
 _NO_RAY = "Ray is not installed here: pip install 'headrace-server[ray]'"
+
+
+def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Refuses nan, which every range lets through and no deadline passes."""
+    if math.isnan(value):
+        raise Refusal("--wait-s: must be a number of seconds, not nan")
+    return value
+
 
 _address = click.option(
     "--address", metavar="HOST:PORT", help="the cluster's head; default: RAY_ADDRESS, or the cluster of this machine"
@@ -42,6 +51,7 @@ def ray() -> None:
 @click.option(
     "--wait-s",
     type=click.FloatRange(0, 86_400),
+    callback=_finite,
     default=600.0,
     show_default=True,
     help="seconds until the first engine must serve; afterwards the deployment goes on trying by itself",

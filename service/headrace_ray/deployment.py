@@ -19,11 +19,13 @@ import ray
 import ray.util
 from ray.exceptions import RayError
 
+from headrace_health.address import joined
 from headrace_ray import member, nodes
 from headrace_ray.authority import Authority
 from headrace_ray.config import Autoscaling, Engines, RayConfig, service_config
 from headrace_ray.controller import Controller
 from headrace_ray.errors import DeploymentError
+from headrace_ray.head import check_head
 from headrace_ray.member import NAMESPACE
 from headrace_ray.reports import Status
 from headrace_supervisor.settings import ConfigError
@@ -117,6 +119,7 @@ def connect(address: str | None) -> None:
     """Connects this process to a cluster, if it is not yet. Raises DeploymentError."""
     if ray.is_initialized():
         return
+    check_head(address)
     try:
         ray.init(address=address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -131,7 +134,7 @@ def _check_services(config: RayConfig) -> None:
     values = {name: value for name, value in config.service.items() if name != "model_folder"}
     for node in nodes.living():
         try:
-            service_config(values, nodes.joined(node.address, config.services.port), engines_file="to-be-written")
+            service_config(values, joined(node.address, config.services.port), engines_file="to-be-written")
         except ConfigError as error:
             raise ConfigError(f"[service]: {error}") from None
 

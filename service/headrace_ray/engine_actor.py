@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from headrace_backend.config import BackendConfig
 from headrace_credentials.client_tls import channel_credentials
+from headrace_health.address import joined
 from headrace_ray import nodes
 from headrace_ray.authority import Authority
 from headrace_ray.engine_watch import EngineWatch
@@ -108,7 +109,7 @@ class Engine:
 
     async def _start(self) -> None:
         port = _free_port(self._node.address, self._spec.ports)
-        self._address = nodes.joined(self._node.address, port)
+        self._address = joined(self._node.address, port)
         # Fetching a model of a hub takes minutes.
         config = await asyncio.to_thread(self._config)
         self._grace_s = config.drain_grace_s

@@ -20,8 +20,3 @@ def own() -> Node:
     """Returns the node of the actor that asks."""
     own = ray.get_runtime_context().get_node_id()
     return next(node for node in living() if node.node_id == own)
-
-
-def joined(host: str, port: int) -> str:
-    """Returns HOST:PORT of an IP address, which is in brackets if it is of version 6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headrace_health.address import joined
 from headrace_ray import nodes
 from headrace_ray.authority import Authority
 from headrace_ray.config import service_config
@@ -94,7 +95,7 @@ class Service:
 
     @property
     def _address(self) -> str:
-        return nodes.joined(self._node.address, self._spec.port)
+        return joined(self._node.address, self._spec.port)
 
     def _config(self) -> ServiceConfig:
         """Returns the settings of the service on this node. Raises ConfigError."""

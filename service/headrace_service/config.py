@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import pathlib
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, Field
 
-from headrace_health.address import MAX_PORT, is_address, is_reachable, probe_address
+from headrace_health.address import LISTEN_RULE, MAX_PORT, host_and_port, is_address, is_reachable, listen_address
+
+_LONGEST_S: Final = 86_400.0
+# Linux takes no more for TCP_KEEPIDLE and TCP_KEEPINTVL.
+_LONGEST_KEEPALIVE_S: Final = 32_767.0
 
 
 def exposed(address: str) -> bool:
@@ -24,7 +28,7 @@ def exposed(address: str) -> bool:
     """
     if address.startswith("unix:"):
         return False
-    host = address.rpartition(":")[0].strip("[]")
+    host, _ = host_and_port(address)
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -78,7 +82,7 @@ class ServiceConfig(pydantic.BaseModel):
         ),
     ] = True
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description="unix:PATH or HOST:PORT that answers health checks alone, without TLS and keys: for who "
             "started this process, or a kubelet",
@@ -208,10 +212,15 @@ class ServiceConfig(pydantic.BaseModel):
     ] = 256 << 10
     reader_timeout_s: Annotated[
         float,
-        Field(gt=0, description="seconds a reader may stay over reader_cap_bytes before its call ends as too slow"),
+        Field(
+            gt=0,
+            le=_LONGEST_S,
+            description="seconds a reader may stay over reader_cap_bytes before its call ends as too slow",
+        ),
     ] = 10.0
     reader_stall_timeout_s: Annotated[
-        float, Field(gt=0, description="seconds a reader may take no message at all while one waits for it")
+        float,
+        Field(gt=0, le=_LONGEST_S, description="seconds a reader may take no message at all while one waits for it"),
     ] = 120.0
 
     tokenizer_threads: Annotated[int, Field(ge=1, le=64, description="threads that encode long texts")] = 2
@@ -228,17 +237,25 @@ class ServiceConfig(pydantic.BaseModel):
     ] = 512 << 20
 
     engine_retry_max_s: Annotated[
-        float, Field(gt=0, description="longest pause between attempts to reach the backend, seconds")
+        float, Field(gt=0, le=_LONGEST_S, description="longest pause between attempts to reach the backend, seconds")
     ] = 2.0
     engine_silence_s: Annotated[
         float,
-        Field(gt=0, description="seconds without any message from the backend after which its connection is given up"),
+        Field(
+            gt=0,
+            le=_LONGEST_S,
+            description="seconds without any message from the backend after which its connection is given up",
+        ),
     ] = 15.0
-    keepalive_s: Annotated[float, Field(gt=0, description="seconds of silence after which a client is pinged")] = 20.0
-    keepalive_timeout_s: Annotated[float, Field(gt=0, description="seconds a client may take to answer a ping")] = 10.0
-    shutdown_grace_s: Annotated[float, Field(ge=0, description="seconds that open streams may go on after SIGTERM")] = (
-        30.0
-    )
+    keepalive_s: Annotated[
+        float, Field(gt=0, le=_LONGEST_KEEPALIVE_S, description="seconds of silence after which a client is pinged")
+    ] = 20.0
+    keepalive_timeout_s: Annotated[
+        float, Field(gt=0, le=_LONGEST_KEEPALIVE_S, description="seconds a client may take to answer a ping")
+    ] = 10.0
+    shutdown_grace_s: Annotated[
+        float, Field(ge=0, le=_LONGEST_S, description="seconds that open streams may go on after SIGTERM")
+    ] = 30.0
     reuse_port: Annotated[
         bool, Field(description="share HOST:PORT with the other service processes of one supervisor")
     ] = False
@@ -370,9 +387,7 @@ class ServiceConfig(pydantic.BaseModel):
         for address in self._addresses:
             # Of what is no address nobody can say whom it reaches.
             if not is_address(address):
-                raise ValueError(
-                    f"{name}: {address[:64]!r} must be HOST:PORT with a port of 0 to {MAX_PORT}, or unix:PATH"
-                )
+                raise ValueError(f"{name}: {address[:64]!r} {LISTEN_RULE}")
             if exposed(address) and lacking and not self.insecure:
                 raise ValueError(
                     f"{name}: {address} is reached by other machines and needs {' and '.join(lacking)} "

@@ -10,6 +10,7 @@ import grpc
 
 from headrace_credentials import stranger_limits
 from headrace_credentials.server_tls import ServerTls
+from headrace_health.address import host_and_port, joined
 from headrace_service.config import ServiceConfig
 from headrace_service.errors import CannotStart
 
@@ -78,4 +79,4 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:
         raise CannotListen(f"cannot listen on {address}: the address is taken, or {why}")
     if address.startswith("unix:"):
         return address
-    return f"{address.rpartition(':')[0]}:{port}"
+    return joined(host_and_port(address)[0], port)

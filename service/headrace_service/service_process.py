@@ -82,7 +82,12 @@ class ServiceProcess(abc.ABC):
             CannotListen: an address is taken.
         """
         addresses = await self._listen()
-        await self._start_probe()
+        try:
+            await self._start_probe()
+        except CannotListen:
+            # gRPC ends a server that still listens once its event loop is gone, with a traceback.
+            await self._close_listeners()
+            raise
         self._tasks += [
             asyncio.create_task(self._core.models.run(), name="models"),
             asyncio.create_task(

@@ -234,7 +234,7 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
     telemetry = _telemetry_of_server(supervisor, _part(SERVE[4], values))
     check_before_fetching(values["model"], (*supervisor.listen, *supervisor.openai_listen))
     engine_values = _with_model_found(_part(SERVE[1], values), supervisor)
-    engine = _engine(engine_values)
+    engine = engine_config(engine_values)
     backend = BackendConfig(
         engine=engine, listen=private, max_message_bytes=values["max_engine_message_bytes"], **_part(SERVE[3], values)
     )
@@ -323,7 +323,7 @@ def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> Servi
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
     """Configuration of `headrace backend`. Raises ConfigError."""
     values = settings.merge(BACKEND, flags, config, _KNOWN)
-    engine = _engine(with_model_fetched(_part(BACKEND[0], values)))
+    engine = engine_config(with_model_fetched(_part(BACKEND[0], values)))
     return BackendConfig(engine=engine, **_part(BACKEND[1], values))
 
 
@@ -354,8 +354,8 @@ def runtime_base(config: SupervisorConfig) -> pathlib.Path:
     return base if len(os.fsencode(base)) <= MAX_BASE_BYTES else pathlib.Path("/tmp")
 
 
-def _engine(values: Mapping[str, Any]) -> EngineConfig:
-    """The engine's part.
+def engine_config(values: Mapping[str, Any]) -> EngineConfig:
+    """Returns the engine's part.
 
     Raises ConfigError where its settings do not go together, or name a model as none may be named.
     """

@@ -110,8 +110,8 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
     return {name: foreign_names.our_word(name, value) for name, value in table.items()}
 
 
-def check_table(group: Group, table: Mapping[str, Any], where: str) -> None:
-    """Looks at settings of one group that another kind of file holds, for a command elsewhere.
+def check_table(group: Group, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns settings of one group that another kind of file holds, for a command elsewhere.
 
     Args:
         group: the settings that the table may have.
@@ -125,9 +125,10 @@ def check_table(group: Group, table: Mapping[str, Any], where: str) -> None:
     _refuse_unknown(f"{where}: ", table, fields)
     present = {name: field for name, field in fields.items() if name in table}
     try:
-        _settings_class(present, {})(**table)
+        values = _settings_class(present, {})(**table)
     except pydantic.ValidationError as error:
         raise ConfigError(_first_problem(error, {}, table, where)) from None
+    return {name: getattr(values, name) for name in present}
 
 
 def _config_from_environment() -> pathlib.Path | None:
@@ -181,7 +182,9 @@ def _settings_class(fields: Mapping[str, FieldInfo], table: Mapping[str, Any]) -
     """
 
     class Layered(pydantic_settings.BaseSettings):
-        model_config = pydantic_settings.SettingsConfigDict(env_prefix=PREFIX, extra="forbid", enable_decoding=False)
+        model_config = pydantic_settings.SettingsConfigDict(
+            env_prefix=PREFIX, extra="forbid", enable_decoding=False, allow_inf_nan=False
+        )
 
         @classmethod
         def settings_customise_sources(
@@ -216,7 +219,9 @@ def _annotation(name: str, field: FieldInfo) -> Any:
             pydantic.BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
         ]
     if field.annotation is pathlib.Path:
-        return Annotated[field.annotation, pydantic.BeforeValidator(marked_as_folder)]
+        return Annotated[field.annotation, pydantic.BeforeValidator(lambda value: marked_as_folder(_named(value)))]
+    if pathlib.Path in typing.get_args(field.annotation):
+        return Annotated[field.annotation, pydantic.BeforeValidator(_named)]
     if kind is typing.Literal:
         choices = {str(choice): choice for choice in typing.get_args(field.annotation)}
         return Annotated[
@@ -229,6 +234,13 @@ def _annotation(name: str, field: FieldInfo) -> Any:
 def _chosen(name: str, choices: Mapping[str, Any], value: Any) -> Any:
     """The choice that a text means, in our words or another server's."""
     return choices.get(foreign_names.our_word(name, value), value) if isinstance(value, str) else value
+
+
+def _named(path: Any) -> Any:
+    """Raises ValueError for an empty path, which is otherwise the current folder."""
+    if path == "":
+        raise ValueError("must be a path")
+    return path
 
 
 def _numbers(value: Any) -> Any:

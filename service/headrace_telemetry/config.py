@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import pathlib
 import re
 import urllib.parse
@@ -16,6 +15,8 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 import pydantic
 from pydantic import ByteSize, Field
+
+from headrace_health.address import tcp_address
 
 MAX_BUCKETS: Final = 100
 MAX_ATTRIBUTES: Final = 64
@@ -250,10 +251,7 @@ class TelemetryConfig(pydantic.BaseModel):
     @pydantic.field_validator("metrics_listen")
     @classmethod
     def _refuse_absurd_address(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if value and not (host.strip("[]") and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise ValueError("must be HOST:PORT with a port up to 65535")
-        return value
+        return tcp_address(value) if value else value
 
     @pydantic.field_validator(
         "metrics_duration_buckets",
@@ -351,5 +349,10 @@ def _check_writable(path: pathlib.Path) -> None:
         raise ValueError(f"trace_file: {path} is a folder")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"trace_file: there is no folder {path.absolute().parent}")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ValueError(f"trace_file: {path} can't be written")
+    was_there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"trace_file: {path} can't be written: {error.strerror}") from None
+    if not was_there:
+        path.unlink()

@@ -79,8 +79,8 @@ def test_another_folders_report_is_let_be_with_one_warning(folder: pathlib.Path)
     ],
 )
 def test_every_report_that_is_written_is_read(tmp_path: pathlib.Path, options: dict[str, Any], has_text: bool) -> None:
-    text = {"calibration": (str(write_text(tmp_path)),)} if has_text else {}
-    quality = quantize(request(DRAFT, tmp_path / "out", samples=8, **text, **options)).quality
+    text: dict[str, Any] = {"calibration": (str(write_text(tmp_path)),), "samples": 8} if has_text else {}
+    quality = quantize(request(DRAFT, tmp_path / "out", **text, **options)).quality
     loss = read_measured_loss(ModelFolder.open(tmp_path / "out"))
     if quality is None:
         assert not has_text and loss is None

@@ -8,16 +8,49 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from headrace_health.address import MAX_PORT, is_address, is_reachable, peer_address, port_of, probe_address
+from headrace_health.address import (
+    LISTEN_RULE,
+    MAX_PORT,
+    TCP_RULE,
+    host_and_port,
+    is_address,
+    is_reachable,
+    joined,
+    listen_address,
+    peer_address,
+    port_of,
+    tcp_address,
+)
 
-BAD_PORTS = ["h:65536", "h:99999", "h:-1", "h:", "h:a", "h:1.5", "h:\u0661", "h:+1", "h: 1", "h:000001", "h", ":80", ""]
+BAD_PORTS = [
+    "h:65536",
+    "h:99999",
+    "h:-1",
+    "h:",
+    "h:a",
+    "h:1.5",
+    "h:\u0661",
+    "h:+1",
+    "h: 1",
+    "h:000001",
+    "h",
+    ":80",
+    "[]:80",
+    "",
+]
 
 
 @pytest.mark.parametrize("text", [*BAD_PORTS, "unix:"])
 def test_what_is_no_address_is_refused_with_the_range(text: str) -> None:
     assert not is_address(text) and not is_reachable(text)
-    with pytest.raises(ValueError, match=f"a port of 0 to {MAX_PORT}, or unix:PATH"):
-        probe_address(text)
+    with pytest.raises(ValueError, match=f"^{LISTEN_RULE}$"):
+        listen_address(text)
+
+
+@pytest.mark.parametrize("text", [*BAD_PORTS, "unix:", "unix:/socket", "unix:/socket:80"])
+def test_what_listens_by_tcp_alone_takes_no_socket_of_a_path(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{TCP_RULE}$"):
+        tcp_address(text)
 
 
 @pytest.mark.parametrize(
@@ -34,5 +67,6 @@ def test_nobody_is_reached_where_no_other_machine_can_listen(text: str) -> None:
 )
 def test_hosts_and_ports_are_taken_as_they_are(host: str | ipaddress.IPv6Address, port: int) -> None:
     text = f"[{host}]:{port}" if isinstance(host, ipaddress.IPv6Address) else f"{host}:{port}"
-    assert peer_address(text) == probe_address(text) == text
+    assert peer_address(text) == listen_address(text) == tcp_address(text) == text
+    assert host_and_port(text) == (str(host), port) and joined(str(host), port) == text
     assert is_address(text) and is_reachable(text) and port_of(text) == port

@@ -45,7 +45,11 @@ def write_text(folder: pathlib.Path, documents: int = 60, name: str = "text.txt"
 
 
 def request(model: pathlib.Path, out: pathlib.Path, **options: Any) -> QuantizeConfig:
-    given = {"device": "cpu", "threads": 1, "sequence_length": LENGTH, "samples": 16, "group_size": 32, **options}
+    given = {"device": "cpu", "threads": 1, "group_size": 32, **options}
+    if options.get("calibration"):
+        given = {"samples": 16, **given}
+    if options.get("calibration") or options.get("evaluation"):
+        given = {"sequence_length": LENGTH, **given}
     return QuantizeConfig(model_folder=str(model), out_folder=str(out), **given)
 
 

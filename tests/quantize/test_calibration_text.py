@@ -60,7 +60,8 @@ def test_another_file_to_measure_with_leaves_all_of_the_text(text: pathlib.Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "--calibration has text for 0 samples of 64 tokens beside the tenth that is held out, --samples is 16"),
+        (b"a few words", "--calibration has text for 0 samples of 64 tokens beside the tenth .*, --samples is 16"),
+        (b" \n\t\n" * 2000, "--calibration: .*bad.txt holds nothing but white space"),
         (b"word " * 200, "; --samples 2 works|; --samples 3 works|; --samples 1 works"),
         (b"\xff\xfe", "is not UTF-8 at byte 0"),
     ],

@@ -66,6 +66,9 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
         ({}, "--method gptq needs --calibration TEXT_FILE"),
         ({"method": "awq", "act_order": True, "calibration": ("a",)}, "--act-order goes with --method gptq"),
         ({"method": "rtn", "damping": "0.02"}, "--damping goes with --method gptq"),
+        ({"method": "rtn", "samples": "128"}, "--samples goes with --calibration"),
+        ({"method": "rtn", "samples": "8", "evaluation": "a"}, "--samples goes with --calibration"),
+        ({"method": "rtn", "sequence_length": "512"}, "--sequence-length goes with --calibration or --evaluation"),
         ({"method": "rtn", "clip": False}, "--clip goes with --method awq"),
         ({"scheme": "fp8", "calibration": ("a",)}, "--scheme fp8 goes with --method rtn"),
         ({"scheme": "fp8", "method": "rtn", "bits": "4"}, "--scheme fp8 has 8 bits"),
@@ -79,7 +82,7 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
          "--keep donw_proj fits no layer; the nearest name is down_proj"),
         ({"method": "rtn", "group_size": "32", "keep": ("*",)},
          "--keep fits all 14 layers, so that nothing would be quantized"),
-        ({"method": "rtn", "group_size": "32", "sequence_length": "4096"},
+        ({"method": "rtn", "group_size": "32", "sequence_length": "4096", "calibration": ("a",)},
          "--sequence-length is 4096, the model's context has 2048 tokens"),
         ({"group_size": "32", "calibration": ("absent.txt",)}, "--calibration: no file absent.txt"),
         ({"method": "rtn", "group_size": "32", "evaluation": "absent.txt"}, "--evaluation: no file absent.txt"),
@@ -89,6 +92,14 @@ def refused(tmp_path: pathlib.Path, **flags: Any) -> str:
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_rule(tmp_path: pathlib.Path, flags: dict[str, Any], message: str) -> None:
     assert message in refused(tmp_path, **flags)
+
+
+@pytest.mark.parametrize("flag", ["calibration", "evaluation"])
+def test_an_empty_text_is_refused_before_torch_is_loaded(tmp_path: pathlib.Path, flag: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    file = str(tmp_path / "empty.txt")
+    given = {flag: (file,) if flag == "calibration" else file}
+    assert refused(tmp_path, method="rtn", group_size="32", **given) == f"--{flag}: {file} is empty"
 
 
 def test_a_keep_that_takes_out_what_groups_do_not_divide_makes_it_possible(tmp_path: pathlib.Path) -> None:

@@ -94,7 +94,7 @@ def refusal(config: str) -> str:
         file.write(config)
         file.flush()
         (ended,) = _warm_service().run([("headrace_service", ["--config-json", file.name])], 240.0)
-    assert ended.returncode == 2
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("headrace service: ")]
     assert len(lines) == 1
     return lines[0]
@@ -106,6 +106,20 @@ def test_a_taken_address_is_named() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert address in refusal(ServiceConfig(listen=(address,), engine=("unix:/nowhere",)).model_dump_json())
+
+
+def test_a_taken_address_for_probes_is_named_without_a_traceback(tmp_path: pathlib.Path) -> None:
+    """In a process of its own: one that was forked ends before gRPC's objects do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        probe = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = ServiceConfig(listen=("127.0.0.1:0",), engine=("unix:/nowhere",), probe=probe)
+        (tmp_path / "config.json").write_text(config.model_dump_json())
+        command = [sys.executable, "-m", "headrace_service", "--config-json", tmp_path / "config.json"]
+        ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert f"headrace service: cannot listen on {probe} for probes" in ended.stderr
 
 
 def test_a_unix_address_without_a_folder_hears_of_the_folder(tmp_path: pathlib.Path) -> None:

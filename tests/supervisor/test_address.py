@@ -140,7 +140,19 @@ def test_two_claims_of_one_unix_path_collide_before_anything_listens(tmp_path: p
 
 
 @pytest.mark.parametrize(
-    "address", ["", "50051", "localhost", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", ":50051", "unix:"]
+    "address",
+    [
+        "",
+        "50051",
+        "localhost",
+        "127.0.0.1:",
+        "127.0.0.1:x",
+        "127.0.0.1:65536",
+        "127.0.0.1:" + "9" * 5000,
+        "[]:50051",
+        ":50051",
+        "unix:",
+    ],
 )
 def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(AddressError, match="must be HOST:PORT"), claimed((address,)):

@@ -39,6 +39,12 @@ def test_no_refusal_of_a_setting_has_pydantics_words(group: Group) -> None:
     ("name", "value", "rule"),
     [
         ("worker_threads", -1, "must be at least 0, not '-1'"),
+        ("watchdog_s", float("inf"), "must be a finite number, not 'inf'"),
+        ("watchdog_s", "1e300", "must be at most 86400, not '1e300'"),
+        ("keepalive_s", "1e300", "must be at most 32767, not '1e300'"),
+        ("reader_stall_timeout_s", 1e9, "must be at most 86400, not '1000000000.0'"),
+        ("keys_file", "", "must be a path, not ''"),
+        ("model", "", "must be a path, not ''"),
         ("watchdog_s", 0, "must be more than 0, not '0'"),
         ("watchdog_s", "soon", "must be a number, not 'soon'"),
         ("max_num_seqs", "2.5", "must be a whole number, not '2.5'"),
@@ -52,3 +58,11 @@ def test_a_rule_names_its_limit(name: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_table(group, {name: value}, "file")
     assert str(refused.value) == f"file: {name}: {rule}"
+
+
+@pytest.mark.parametrize("groups", [configs.BACKEND, configs.RANKS], ids=["backend", "ranks"])
+def test_no_worker_has_more_threads_than_a_machine_cores(groups: tuple[Group, ...]) -> None:
+    group = next(group for group in groups if "worker_threads" in group.fields())
+    check_table(group, {"worker_threads": "1024"}, "file")
+    with pytest.raises(ConfigError, match="file: worker_threads: must be at most 1024, not '1025'"):
+        check_table(group, {"worker_threads": "1025"}, "file")

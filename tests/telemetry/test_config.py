@@ -49,7 +49,9 @@ def made(**settings: Any) -> TelemetryConfig:
         ({"otlp_queue": "1MiB"}, "greater than or equal to"),
         ({"otlp_timeout_s": 0}, "greater than or equal to"),
         ({"metrics_listen": "9464"}, "HOST:PORT"),
-        ({"metrics_listen": "127.0.0.1:70000"}, "HOST:PORT"),
+        ({"metrics_listen": "127.0.0.1:70000"}, "must be HOST:PORT with a port of 0 to 65535"),
+        ({"metrics_listen": "unix:/tmp/metrics:80"}, "must be HOST:PORT with a port of 0 to 65535"),
+        ({"metrics_listen": "[]:9464"}, "must be HOST:PORT with a port of 0 to 65535"),
         ({"metrics_ttft_buckets": ()}, "1 to 100 bounds"),
         ({"metrics_ttft_buckets": tuple(range(1, 102))}, "1 to 100 bounds"),
         ({"metrics_tpot_buckets": (0.1, 0.1)}, "above the one before"),
@@ -122,6 +124,11 @@ def test_files_that_are_not_there_are_refused_by_name(tmp_path: pathlib.Path) ->
         made(trace_file=tmp_path / "none" / "file").check_files()
     with pytest.raises(ValueError, match="is a folder"):
         made(trace_file=tmp_path).check_files()
+    # Not even the superuser makes files there.
+    with pytest.raises(ValueError, match="trace_file: /proc/traces can't be written: No such file"):
+        made(trace_file="/proc/traces").check_files()
+    made(trace_file=tmp_path / "traces").check_files()
+    assert not (tmp_path / "traces").exists()
     (tmp_path / "ca").write_text("nothing")
     with pytest.raises(ValueError, match="no PEM certificate"):
         made(otlp_endpoint="https://c", otlp_tls_ca=tmp_path / "ca").check_files()

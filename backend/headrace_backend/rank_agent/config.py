@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import AfterValidator, Field
 
-from headrace_health.address import peer_address, probe_address
+from headrace_backend.config import MAX_WORKER_THREADS
+from headrace_health.address import listen_address, peer_address
 
 
 class RanksConfig(pydantic.BaseModel):
@@ -38,7 +39,8 @@ class RanksConfig(pydantic.BaseModel):
         str, Field(description="auto, cpu, or cuda[:index]: this machine's ranks take the GPUs from that one on")
     ] = "auto"
     worker_threads: Annotated[
-        int, Field(ge=0, description="CPU threads of a worker; 0: its share of all cores but one")
+        int,
+        Field(ge=0, le=MAX_WORKER_THREADS, description="CPU threads of a worker; 0: its share of all cores but one"),
     ] = 0
     kernel_cache: Annotated[
         pathlib.Path | None,
@@ -65,7 +67,7 @@ class RanksConfig(pydantic.BaseModel):
         ),
     ] = ""
     probe: Annotated[
-        Annotated[str, AfterValidator(probe_address)] | None,
+        Annotated[str, AfterValidator(listen_address)] | None,
         Field(
             description=(
                 "HOST:PORT or unix:PATH that answers grpc.health.v1 alone, without TLS and keys: SERVING while the "

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 
 from headrace_credentials import files as credential_files
-from headrace_health.address import MAX_PORT, port_of
+from headrace_health.address import LISTEN_RULE, is_address
 
 _PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_PATH_BYTES = 107
@@ -69,8 +69,8 @@ def parse_listen(text: str) -> ListenAddress:
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
             raise StartRefused(f"listen is {text!r}; a socket's path has at most {_MAX_SOCKET_PATH_BYTES} bytes")
         return ListenAddress(f"unix:{path}", path)
-    if port_of(text) is None:
-        raise StartRefused(f"listen is {text!r}; it must be unix:PATH, or HOST:PORT with a port of 0 to {MAX_PORT}")
+    if not is_address(text):
+        raise StartRefused(f"listen is {text!r}; it {LISTEN_RULE}")
     return ListenAddress(text, None)
 
 

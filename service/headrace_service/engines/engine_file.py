@@ -13,7 +13,7 @@ import pathlib
 
 import structlog
 
-from headrace_health.address import MAX_PORT, is_reachable
+from headrace_health.address import REACHABLE_RULE, is_reachable
 from headrace_service.engines.engine_names import Follow
 
 _log = structlog.get_logger("headrace.service")
@@ -80,8 +80,5 @@ def read(path: pathlib.Path) -> tuple[str, ...]:
     named = [(number, line) for number, line in lines if line and not line.startswith("#")]
     for number, line in named:
         if not is_reachable(line):
-            raise InvalidEngineFile(
-                f"engines_file: {path}: line {number}: {line[:64]!r} must be HOST:PORT with a port of 1 to {MAX_PORT}, "
-                "or unix:PATH"
-            )
+            raise InvalidEngineFile(f"engines_file: {path}: line {number}: {line[:64]!r} {REACHABLE_RULE}")
     return tuple(dict.fromkeys(line for _, line in named))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from headrace_health.address import host_and_port, joined
+
 _log = structlog.get_logger("headrace.service")
 # Is given addresses, and the host that each was found by.
 Follow = Callable[[Collection[str], Mapping[str, str]], None]
@@ -40,12 +42,12 @@ class EngineNames:
         """Looks the names up until cancelled."""
         while True:
             await asyncio.gather(*(self._look_up(name) for name in self._found))
-            hosts = {address: _host(name) for name, found in self._found.items() for address in found}
+            hosts = {address: host_and_port(name)[0] for name, found in self._found.items() for address in found}
             self._follow(hosts.keys(), hosts)
             await asyncio.sleep(self._every_s)
 
     async def _look_up(self, name: str) -> None:
-        host, port = _host(name), int(name.rpartition(":")[2])
+        host, port = host_and_port(name)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -56,12 +58,4 @@ class EngineNames:
             return
         if self.failures.pop(name, None) is not None:
             _log.info("engines.found", name=name, addresses=len(found))
-        self._found[name] = tuple(sorted({_address(str(entry[4][0]), port) for entry in found}))
-
-
-def _host(name: str) -> str:
-    return name.rpartition(":")[0].strip("[]")
-
-
-def _address(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        self._found[name] = tuple(sorted({joined(str(entry[4][0]), port) for entry in found}))

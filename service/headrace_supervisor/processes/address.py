@@ -19,6 +19,8 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from headrace_health.address import LISTEN_RULE, host_and_port, joined
+
 _MAX_PATH_BYTES = 107
 
 
@@ -73,7 +75,7 @@ def _tcp(address: str, host: str, port: int) -> Iterator[str]:
             holder = stack.enter_context(_bound(family, sockaddr, socket.SO_REUSEPORT))
         except OSError as error:
             raise AddressError(_reason(address, error)) from None
-        yield _joined(host, holder.getsockname()[1])
+        yield joined(host, holder.getsockname()[1])
 
 
 def _bound(family: socket.AddressFamily, sockaddr: tuple[str, int], option: int) -> socket.socket:
@@ -154,15 +156,10 @@ def _remove_stale(path: pathlib.Path) -> None:
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise AddressError(f"{address}: must be HOST:PORT with a port of 0 to 65535, or unix:PATH")
-    return host, int(port)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return host_and_port(address)
+    except ValueError:
+        raise AddressError(f"{address}: {LISTEN_RULE}") from None
 
 
 def _resolved(address: str, host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from headrace_health.address import host_and_port, joined
 from headrace_telemetry.metrics import exposition
 
 _MOST_CONNECTIONS: Final = 32
@@ -59,14 +60,14 @@ class ScrapeServer:
 
         Raises CannotListen.
         """
-        host, _, port = address.rpartition(":")
+        host, port = host_and_port(address)
         try:
-            self._server = await asyncio.start_server(self._accept, host.strip("[]"), int(port), limit=_MOST_HEAD_BYTES)
-        except (OSError, OverflowError) as error:
+            self._server = await asyncio.start_server(self._accept, host, port, limit=_MOST_HEAD_BYTES)
+        except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise CannotListen(f"metrics_listen: {address}: {reason}") from None
         bound: int = self._server.sockets[0].getsockname()[1]
-        _log.info("metrics are served", address=f"{host}:{bound}", path="/metrics")
+        _log.info("metrics are served", address=joined(host, bound), path="/metrics")
         return bound
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from headrace_health.address import host_and_port, joined
 from headrace_service.config import ServiceConfig
 from headrace_service.listening import MAX_METADATA_BYTES, CannotListen
 from headrace_service.openai.http.bounded_protocol import BoundedProtocol, ConnectionLimits
@@ -103,8 +104,8 @@ def _bound(address: str, config: ServiceConfig) -> socket.socket:
     path = address.removeprefix("unix:")
     try:
         return _bound_unix(path) if path != address else _bound_tcp(address, config)
-    except OSError as error:
-        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise CannotListen(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _bound_unix(path: str) -> socket.socket:
@@ -118,8 +119,8 @@ def _bound_unix(path: str) -> socket.socket:
 
 def _bound_tcp(address: str, config: ServiceConfig) -> socket.socket:
     """A socket whose connections end when a peer has vanished, or takes nothing for too long."""
-    host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    host, port = host_and_port(address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, sockaddr = found[0]
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,4 +145,4 @@ def _address_of(bound: socket.socket) -> str:
     if isinstance(name, str):
         return f"unix:{name}"
     host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined(host, port)
