@@ -4,8 +4,9 @@
 
 All engines are alive at once and serve the same requests in turns, greedily: one without
 speculation, and one for each number of drafts. Wall time is from the last first token to the first
-end, or from first to last token where rows end before others have begun. `ratio_to_off` is of wall times; `cpu_ratio_to_off`, of the CPU time that workers took for a
-token, says the same of a busy machine.
+end, or from first to last token where rows end before others have begun. `ratio_to_off` is of wall
+times; `cpu_ratio_to_off`, of the CPU time that workers took for a token, says the same of a busy
+machine.
 
 With `--acceptances` each draft is right with that probability, whatever was drafted
 (`forced_worker`): what verification, planning and the drafter's own cost make of it. `--drafter
