@@ -53,6 +53,11 @@ def _with_commas(sizes: Any) -> Any:
     return ",".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else sizes
 
 
+def _written_out(value: Any) -> Any:
+    """Writes a number as text, for a field that takes a number or a word."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _token_count(value: Any) -> Any:
     """Reads numbers with vLLM's suffixes: k and m are powers of 1000, K and M of 1024."""
     found = _SUFFIXED.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -229,6 +234,7 @@ class EngineConfig(_Frozen):
     ] = "off"
     speculate_tokens: Annotated[
         str,
+        pydantic.BeforeValidator(_written_out),
         Field(
             pattern=rf"auto|[1-{limits.MAX_DRAFTS}]",
             description=(
@@ -284,14 +290,16 @@ class EngineConfig(_Frozen):
         ),
     ] = None
     ageing_s: Annotated[
-        float, Field(gt=0, description="seconds of waiting that weigh as much as one step of priority")
+        float, Field(gt=0, le=_LONGEST_S, description="seconds of waiting that weigh as much as one step of priority")
     ] = 5.0
     max_waiting_requests: Annotated[int, Field(ge=1, description="waiting requests before new ones are refused")] = 1024
     max_waiting_tokens: Annotated[int, Field(ge=1, description="waiting prompt tokens before new ones are refused")] = (
         1 << 22
     )
     max_outputs: Annotated[int, Field(ge=1, le=limits.MAX_OUTPUTS, description="most outputs (n) of one request")] = 16
-    log_ttl_s: Annotated[float, Field(gt=0, description="seconds an ended request's token log is kept")] = 600.0
+    log_ttl_s: Annotated[
+        float, Field(gt=0, le=_LONGEST_S, description="seconds an ended request's token log is kept")
+    ] = 600.0
     max_logs: Annotated[int, Field(ge=1, description="ended requests kept")] = 10_000
     max_log_bytes: Annotated[int, Field(ge=1 << 16, description="bytes of ended requests' token logs kept")] = 256 << 20
     max_prompt_logprobs_bytes: Annotated[

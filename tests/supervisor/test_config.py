@@ -101,6 +101,12 @@ def test_graph_sizes_come_as_text_or_as_a_list(tmp_path: pathlib.Path) -> None:
     assert configs.load_server({**MODEL, "graph_sizes": "off"}, None).backend.engine.captured_batch_sizes() == ()
 
 
+@pytest.mark.parametrize(("text", "fixed"), [("3", 3), ('"3"', 3), ('"auto"', None)])
+def test_a_number_of_drafts_comes_as_text_or_as_a_number(text: str, fixed: int | None, tmp_path: pathlib.Path) -> None:
+    path = toml(tmp_path, f'speculate = "ngram"\nspeculate_tokens = {text}')
+    assert configs.load_server(MODEL, path).backend.engine.fixed_drafts() == fixed
+
+
 def test_file_is_also_named_by_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CONFIG", str(toml(tmp_path, 'model = "from-file"')))
     assert configs.load_server({}, None).backend.engine.model == pathlib.Path("from-file")
