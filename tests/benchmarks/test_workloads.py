@@ -35,6 +35,7 @@ HASHES = {
 }
 # Parameters as the models' makers state them.
 PARAMETERS = {
+    "llama-3.2-1b": 1_235_814_400,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "qwen3-4b": 4_022_468_096,

@@ -62,7 +62,7 @@ def test_help_states_range_and_default_as_they_may_be_typed() -> None:
     shown = " ".join(CliRunner().invoke(commands.serve, ["--help"]).output.split())
     for option in (
         "--max-outputs INTEGER most outputs (n) of one request [1 to 128; default: 16]",
-        "--log-ttl-s NUMBER seconds an ended request's token log is kept [above 0; default: 600]",
+        "--log-ttl-s NUMBER seconds an ended request's token log is kept [above 0, at most 86400; default: 600]",
         "then dropped [8MiB to 8GiB; default: 64MiB]",
         "(also --tensor-parallel-size, -tp) [1 to 8; default: 1]",
     ):
