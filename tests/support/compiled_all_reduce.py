@@ -18,7 +18,7 @@ import torch
 import triton
 from tests.support.compiled_kernels import compiling_for, resources
 
-from headrace_kernels import rms_norm
+from headrace_kernels import card, rms_norm
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers
 
@@ -31,6 +31,9 @@ _INSTRUCTIONS = {
     "vector_stores": r"st\.global\.v4\.b32",
     "sent": r"st\.relaxed\.sys\.global\.v4\.b32",
     "awaited": r"ld\.relaxed\.sys\.global\.v4\.b32",
+    # Of all that touches memory, what stands before the wait for the kernel ahead.
+    "touched_early": r"(?:ld|st)\.(?:relaxed\.sys\.)?global(?=.*griddepcontrol\.wait)",
+    "waits": r"griddepcontrol\.wait",
 }
 
 
@@ -69,13 +72,17 @@ if __name__ == "__main__":
     arch = int(sys.argv[1])
     # Cards multiply e4m3 from sm_89 on.
     rounded = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
-    with mock.patch.object(rms_norm, "uses_triton", lambda x: True), compiling_for(arch) as compiled:
+    with (
+        mock.patch.object(rms_norm, "uses_triton", lambda x: True),
+        mock.patch.object(card, "launches_early", lambda device: arch >= 90),
+        compiling_for(arch) as compiled,
+    ):
         for each in (torch.bfloat16, torch.float16):
             # The rank is no constant: all ranks share what one has compiled.
             launch_all(each, 0, rounded)
             launch_all(each, 1, rounded)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
-        found = {name: len(re.findall(words, kernel.asm["ptx"])) for name, words in _INSTRUCTIONS.items()}
+        found = {name: len(re.findall(words, kernel.asm["ptx"], re.DOTALL)) for name, words in _INSTRUCTIONS.items()}
         found["layout_changes"] = kernel.asm["ttgir"].count("convert_layout")
         found["size"] = next((size for size in SIZES if f"<1x{size}xf32" in kernel.asm["ttgir"]), 0)
         found["layout_changes"] -= kernel.asm["ttgir"].count("convert_layout %scale")

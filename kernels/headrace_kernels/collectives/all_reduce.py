@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from headrace_kernels import card
 from headrace_kernels.collectives.all_reduce_kernels import (
     one_shot_kernel,
     one_shot_norm_kernel,
@@ -232,7 +233,8 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
     block = max(4 * _WARP, triton.next_power_of_2(size * x.itemsize // _VECTOR_BYTES))
     arguments = (x, residual, weight, out, peers.slots, peers.others, peers.state, peers.rank, num_rows, eps)
     constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block)
-    one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, num_warps=block // _WARP)
+    early = card.launches_early(x.device)
+    one_shot_norm_kernel[(PROGRAMS,)](*arguments, *constants, early, num_warps=block // _WARP, launch_pdl=early)
     return out
 
 
@@ -262,8 +264,9 @@ def all_reduce_rounded_add_rms_norm(
     _, block, num_warps = launch_rule(size)
     arguments = (x, residual, weight, tokens.numbers, tokens.scales, peers.slots, peers.others, peers.state, peers.rank)
     constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block * x.itemsize // _VECTOR_BYTES)
-    limits = {"num_warps": num_warps, "maxnreg": _MOST_REGISTERS}
-    two_shot_norm_kernel[(PROGRAMS,)](*arguments, num_rows, eps, *constants, **limits)
+    early = card.launches_early(x.device)
+    limits = {"num_warps": num_warps, "maxnreg": _MOST_REGISTERS, "launch_pdl": early}
+    two_shot_norm_kernel[(PROGRAMS,)](*arguments, num_rows, eps, *constants, early, **limits)
     return tokens
 
 
@@ -272,6 +275,7 @@ def _launch(kernel: triton.runtime.JITFunction, x: Tensor, peers: Peers, num_war
     # A call of nothing would wait for nobody, and be counted.
     if num_vectors := x.nbytes // _VECTOR_BYTES:
         arguments = (x, out, peers.slots, peers.others, peers.state, peers.rank, num_vectors)
-        constants = (peers.slot_bytes, peers.world_size, PROGRAMS, num_warps * _WARP)
-        kernel[(PROGRAMS,)](*arguments, *constants, num_warps=num_warps)
+        early = card.launches_early(x.device)
+        constants = (peers.slot_bytes, peers.world_size, PROGRAMS, num_warps * _WARP, early)
+        kernel[(PROGRAMS,)](*arguments, *constants, num_warps=num_warps, launch_pdl=early)
     return out

@@ -1,16 +1,21 @@
 """Kernels that add tensors of several GPUs up by writing into each other's memory.
 
     one shot   every rank sends its tensor to all others, waits for theirs, and adds them all up
-    with norm  the same, with the residual stream and the norm behind it, whole rows in registers
+      with norm  the same, with the residual stream and the norm behind it, whole rows in registers
     two shots  a rank sends each other rank its share, waits for all parts of its own, adds them up,
-    sends the sum to all others, and waits for theirs with norm  the same, with the residual stream
-    and the norm behind it, which every rank has of all rows; a program has one row of each share
+               sends the sum to all others, and waits for theirs
+      with norm  the same, with the residual stream and the norm behind it, which every rank has of
+               all rows; a program has one row of each share
 
 `collectives.slots` has how they go without meeting each other, and why that is safe.
 
-Programs of one rank never wait for each other. With the norm, the first half of the programs sends
-and the second waits: a row needs one program (its sum of squares), but its way to the other cards
-is shared out over many.
+Programs of one rank never wait for each other. With the norm, the first half of the programs of one
+shot sends and the second waits: a row needs one program (its sum of squares), but its way to the
+other cards is shared out over many.
+
+On cards that can (EARLY, see `early_launch`) programs start while the kernel before them still
+runs, and wait for its end before they read, send or count anything. They let the kernel behind them
+start at once: a product asks for its weights while ranks wait for each other.
 
 Sums are taken in fp32 in the order of the ranks and rounded once, this rank's own part in its place
 and with the same NaNs as it is sent: all ranks have the same bits, and neither shape nor path
@@ -35,9 +40,18 @@ from headrace_kernels.collectives.words import (
     sum_of,
     words_of,
 )
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.rms_norm import scaled_by_rms, store_added_norm
 
 _RUN_TIME = {"do_not_specialize": ["rank", "num_vectors", "num_rows"]}
+
+
+@triton.jit
+def _begin(EARLY: tl.constexpr):
+    """Lets the kernel behind start, and waits for the one before to end."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
 
 
 @triton.jit(**_RUN_TIME)
@@ -53,6 +67,7 @@ def one_shot_kernel(
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Stores the all-reduce of x in `out`.
 
@@ -62,6 +77,7 @@ def one_shot_kernel(
     memory, beginning with the rank behind it. BLOCK: one vector for each thread.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
+    _begin(EARLY)
     now = load_state(state)
     first, end = share_of(num_vectors, tl.program_id(0), PROGRAMS)
     vectors = first + tl.arange(0, BLOCK)
@@ -93,6 +109,7 @@ def one_shot_norm_kernel(
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Adds the all-reduce of x to the residual stream and stores its norm in `out`.
 
@@ -104,6 +121,7 @@ def one_shot_norm_kernel(
     NUMBERS: tl.constexpr = 16 // (TYPE.primitive_bitwidth // 8)
     SENDERS: tl.constexpr = PROGRAMS // 2
     program = tl.program_id(0)
+    _begin(EARLY)
     now = load_state(state)
     num_vectors = num_rows * (SIZE // NUMBERS)
     if program < SENDERS:
@@ -151,12 +169,14 @@ def two_shot_kernel(
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Does `one_shot_kernel` for num_vectors of which each rank reduces a share.
 
     The share of each of WORLD ranks has at most SLOT_BYTES.
     """
     TYPE: tl.constexpr = x.dtype.element_ty
+    _begin(EARLY)
     now = load_state(state)
     # Of a rank; the last ones may have less, or nothing. Whole shares are sent nevertheless.
     share = tl.cdiv(num_vectors, WORLD)
@@ -214,6 +234,7 @@ def two_shot_norm_kernel(
     WORLD: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Does `one_shot_norm_kernel` for at most PROGRAMS rows a share, at most SLOT_BYTES.
 
@@ -226,6 +247,7 @@ def two_shot_norm_kernel(
     NUMBERS: tl.constexpr = 16 // (TYPE.primitive_bitwidth // 8)
     VECTORS: tl.constexpr = SIZE // NUMBERS
     program = tl.program_id(0)
+    _begin(EARLY)
     now = load_state(state)
     buffer = buffer_at(now[0], SLOT_BYTES, WORLD)
     # Rows of a rank; the last ones may have fewer, or none. Whole shares are sent nevertheless.

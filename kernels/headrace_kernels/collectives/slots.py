@@ -14,8 +14,10 @@ the other:
 
 - A rank that has ended call n has seen words of call n from every other rank. (There are no calls
   of nothing.) So all others had begun call n, and had ended call n - 1 with all its programs and
-  stores: a kernel begins when the one before it in its stream or graph has ended. No kernel here
-  may be launched to begin earlier (programmatic dependent launch).
+  stores: a call begins when the kernel before it in its stream or graph has ended. Where its
+  programs start earlier (`early_launch`), it begins behind their wait for that end, which every
+  kernel between two calls has waited for in the same way; nothing is read, sent, reset or counted
+  before.
 - Nobody reads too early: what is in a buffer is the sentinel or of this call. Buffer n % 3 was used
   in call n - 3, and this rank reset it in its call n - 2. The first word of call n comes from a
   rank that has ended its call n - 1, for which this rank had to begin its call n - 1, so it had
@@ -37,7 +39,8 @@ rank was lost is not used again: its processes end, and their memory with them.
 
 Program i of a rank waits for programs up to i of other ranks and for none of its own rank, and what
 it waits for is sent before those wait for the same. So it does not matter whether all programs of a
-launch run at once, as long as they begin in their order.
+launch run at once, as long as they begin in their order. The kernel behind may take what room is
+left only once all of them have started.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.

@@ -70,10 +70,14 @@ Result = tuple[Tensor | RoundedTokens, Tensor | None]
 
 def result(case: Case, peers: Peers) -> Result:
     """Returns what one call gives a rank."""
-    x = case.x[peers.rank].clone()
-    if case.residual is None or case.weight is None:
+    residual = None if case.residual is None else case.residual.clone()
+    return called(case, case.x[peers.rank].clone(), residual, peers)
+
+
+def called(case: Case, x: Tensor, residual: Tensor | None, peers: Peers) -> Result:
+    """Makes the call with tensors of this rank's, of which it changes the residual stream."""
+    if residual is None or case.weight is None:
         return WAYS[case.way](x, peers), None
-    residual = case.residual.clone()
     if case.number is not None:
         about = (case.weight, EPS, case.number, peers)
         return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, *about), residual

@@ -15,12 +15,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.kernels.collectives.rank_in_interpreter import EPS, Case, Result, Setting
+from tests.kernels.collectives.rank_in_interpreter import EPS, Case, Result, Setting, called
 from tests.support.examples import examples
+from tests.support.kernels_ahead import KernelsAhead
 from tests.support.warm_python import WarmPython
 from torch import Tensor
 
-from headrace_kernels.collectives import all_reduce
+from headrace_kernels.collectives import all_reduce, all_reduce_kernels
 from headrace_kernels.collectives.all_reduce import (
     PROGRAMS,
     Peers,
@@ -321,3 +322,46 @@ def test_nothing_is_not_sent() -> None:
     assert all_reduce.one_shot(torch.empty(0, 64), peers).shape == (0, 64)
     assert all_reduce.two_shot(torch.empty(0, 64), peers).shape == (0, 64)
     assert not peers.state.any()
+
+
+def send_from_other_rank(each: Case, memory: Tensor, slot_bytes: int) -> None:
+    """Writes into rank 0's memory, int32, what rank 1 of two sends it in the first call.
+
+    In two shots that is rank 0's half of the tensor, and the sum of the other half.
+    """
+    slot = slot_bytes // 4
+    sent = {slot: each.x[1]}
+    if each.way not in ("one", "norm"):
+        total = all_reduce_reference(each.x.unbind())
+        sent = {slot: each.x[1].flatten().chunk(2)[0], 3 * slot: total.flatten().chunk(2)[1]}
+    for place, part in sent.items():
+        words = part.flatten().view(torch.int32)
+        memory[place : place + len(words)] = words
+
+
+@needs_interpreter
+@pytest.mark.parametrize("way", ["one", "two", "norm", "e4m3"])
+def test_a_call_reads_and_sends_nothing_before_the_kernel_ahead_has_ended(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, is_rounded = Setting(), way == "e4m3"
+    each = case(way, 2, 1032 if is_rounded else 64, world_size=2, dtype=torch.float16 if is_rounded else torch.float32)
+    own, other = torch.full((2, memory_bytes(setting.capacity_bytes, 2) // 4), SENTINEL, dtype=torch.int32)
+    monkeypatch.setattr(all_reduce, "PROGRAMS", setting.programs)
+    peers = Peers.of([own.data_ptr(), other.data_ptr()], 0, setting.capacity_bytes, own.device)
+    # So this rank's call comes to its end though no other is here.
+    send_from_other_rank(each, own, peers.slot_bytes)
+    x, residual = each.x[0].clone(), None if each.residual is None else each.residual.clone()
+    written = [x, peers.state] if residual is None else [x, peers.state, residual]
+
+    class Ahead(KernelsAhead):
+        def _wait(self) -> None:
+            assert self.waits or bool((other == SENTINEL).all()), "sent before the first wait"
+            super()._wait()
+
+    with monkeypatch.context() as patch:
+        ahead = Ahead(patch, all_reduce_kernels, tuple(written))
+        found = called(each, x, residual, peers)
+    check([[found]], [each])
+    assert ahead.waits == ahead.released == setting.programs
+    assert bool((other != SENTINEL).any())
