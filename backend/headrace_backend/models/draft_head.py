@@ -86,7 +86,7 @@ class DraftHead(WeightedModule, abc.ABC):
         Args:
             token_ids: int64 [num_tokens].
             positions: int64 [num_tokens].
-            states: [num_tokens, hidden_size] state of the token before each.
+            states: [num_tokens, hidden_size] state of the token before each; may be overwritten.
             kv_cache: The head's cache; the tokens' keys and values are written first.
             metadata: Rows, lengths, block tables and slots.
 

@@ -153,27 +153,27 @@ class EagleHead(DraftHead):
 
     def write_kv(self, token_ids: Tensor, positions: Tensor, states: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
         """Implements `DraftHead.write_kv`."""
-        qkv, _ = self._projected(token_ids, positions, states)
+        qkv = self._projected(token_ids, positions, self.hidden_norm(states))
         self.self_attn.write_kv(qkv, self.rotary(positions), kv_cache, slots)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, states: Tensor, kv_cache: Tensor, metadata: StepMetadata
     ) -> tuple[Tensor, Tensor]:
         """Implements `DraftHead.forward`."""
-        qkv, residual = self._projected(token_ids, positions, states)
+        normed = self.hidden_norm(states)
+        qkv = self._projected(token_ids, positions, normed)
+        residual = normed if self._norms_residual else states
         heads = self.self_attn.attended(qkv, self.rotary(positions), kv_cache, metadata)
-        normed = self.post_attention_layernorm.add(self.self_attn.o_proj(heads), residual)
-        hidden = self.norm.add(self.mlp(normed), residual)
+        attended = self.post_attention_layernorm.add(self.self_attn.o_proj(heads), residual)
+        hidden = self.norm.add(self.mlp(attended), residual)
         return hidden, hidden if self._norms_output else residual
 
-    def _projected(self, token_ids: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries, keys and values side by side, and a new residual stream."""
+    def _projected(self, token_ids: Tensor, positions: Tensor, normed: Tensor) -> Tensor:
+        """Queries, keys and values side by side, of tokens and the normed states before them."""
         [embedding] = self._targets_embedding or (self.embed_tokens,)
         assert embedding is not None, "a head is joined to its target"
-        normed = self.hidden_norm(states)
-        residual = normed.clone() if self._norms_residual else states.clone()
-        qkv = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedding(token_ids)), normed), dim=-1))
-        return without_first(qkv, positions), residual
+        both = torch.cat((self.input_layernorm(embedding(token_ids)), normed), dim=-1)
+        return without_first(self.self_attn.qkv_proj(both), positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Implements `DraftHead.logits`."""

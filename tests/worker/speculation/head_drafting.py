@@ -72,7 +72,7 @@ class GpuRecording(GpuDraftModel):
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
         found = super().draft(drafted)
-        self.drafted.extend(noted(drafted, self._passes._rows.next_positions.cpu(), found))
+        self.drafted.extend(noted(drafted, self._passes._state.next_positions.cpu(), found))
         return found
 
 

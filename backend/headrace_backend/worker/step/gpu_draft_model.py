@@ -7,9 +7,10 @@ model computes, so that prefix hits, copies of blocks and preemption hold for bo
     behind the model    all tokens of the step, the last draft among them, for their keys and values
 
 Nothing here waits for the device or reads from it: where a row stands only the device knows. A pass
-is the same launch for each draft, which finds its number in `_place`, so one graph for each size of
-the batch serves any number of drafts. Drafts are drawn with the row's own parameters and noise, at
-the places of the output that they stand for, as the model will draw there.
+is the same launches for each draft, which find its number on the device
+(`headrace_kernels.speculation.draft_passes`), so one graph for each size of the batch serves any
+number of drafts. Drafts are drawn with the row's own parameters and noise, at the places of the
+output that they stand for, as the model will draw there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ from headrace_kernels.attention.plan import (
     plan_prefill,
 )
 from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep, PrefillWork
-from headrace_kernels.step_inputs import build_step_inputs
+from headrace_kernels.speculation.acceptance import RowState
+from headrace_kernels.speculation.draft_passes import (
+    DraftsSoFar,
+    PassColumns,
+    PassInputs,
+    build_pass_inputs,
+    keep_drawn,
+)
 
 _PASS_QUERY_LEN = 1
 # Of a pass: rows, drafts of each, planned positions and places in the output.
@@ -56,18 +64,6 @@ class BlockTables(Protocol):
     # int32 [num_groups, num_rows + 1, max_blocks], and each group's: the first's are looked at.
     block_tables: torch.Tensor
     group_tables: tuple[torch.Tensor, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PassColumns:
-    """One row each of the batch in a pass that drafts, int32 on the device, padding included."""
-
-    rows: torch.Tensor
-    counts: torch.Tensor
-    bounds: torch.Tensor
-    output_positions: torch.Tensor
-    # [num_splits * 4]
-    splits: torch.Tensor
 
 
 class DraftPasses:
@@ -93,22 +89,19 @@ class DraftPasses:
             scratch: Attention's, of at least one query token.
         """
         self._model, self._sampler = model, sampler
-        self._rows, self._tables, self._sizes, self._scratch = rows, tables, sizes, scratch
+        self._tables, self._sizes, self._scratch = tables, sizes, scratch
+        self._state = RowState(rows.last_tokens, rows.next_positions)
         max_num_seqs = tables.scratch_row
         self._device = device = model.kv_caches[0].device
         self._block_size = model.kv_caches[0].shape[3]
         most_splits = self._num_splits(max_num_seqs)
         self._piece = torch.zeros(_NUM_ROW_COLUMNS * max_num_seqs + 4 * most_splits, dtype=torch.int32, device=device)
         self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
-        # int32 [max_num_seqs] what the next pass computes.
-        self._tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        # int64 [1] drafts that each row has so far.
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)
-        self._token_ids, self._positions, self._slots = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
-        # The same, and the tables, as one cache group's.
-        self._group_slots, self._group_tables = self._slots[None], tables.block_tables[:1]
+        wide = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
+        self._inputs = PassInputs(*wide, *torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device))
         # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
         self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
+        self._so_far = DraftsSoFar(self.drafts, torch.zeros(1, dtype=torch.int64, device=device))
 
     def _num_splits(self, num_rows: int) -> int:
         return decode_sizes(num_rows, self._sizes.num_kv_heads, self._sizes.programs).num_splits
@@ -140,60 +133,41 @@ class DraftPasses:
         self._piece[_NUM_ROW_COLUMNS * num_rows :] = -1
 
     def begin(self, num_rows: int) -> None:
-        """Launches what the first pass needs: last tokens, and what the model has of the rows."""
-        columns = self._columns(num_rows)
-        rows = columns.rows.long()
-        self._tokens[:num_rows] = self._rows.last_tokens[rows]
-        self._place.zero_()
-        first = self._rows.next_positions[rows]
-        self._model.begin(columns.rows, first, self._attention_step(columns, first + 1, self._slots[:num_rows]))
+        """Launches what the first pass needs: no drafts yet, and what the model has of the rows."""
+        rows = self._columns(num_rows).rows
+        first = self._state.next_positions[rows.long()]
+        self._so_far.place.zero_()
+        self._model.begin(rows, first, self._attention_step(num_rows))
 
     def run(self, num_rows: int) -> None:
         """Launches one pass: computes a token of each row, and draws and notes the next."""
-        columns = self._columns(num_rows)
-        rows = columns.rows.long()
-        first = self._rows.next_positions[rows]
-        # Rows with fewer drafts than others stay at their last one, and write nothing.
-        is_active = columns.counts > self._place
-        positions = first + torch.minimum(self._place, columns.counts - 1).clamp(min=0).int()
-        entries = torch.where(is_active, self._numbers[:num_rows], -1)
-        token_ids, places, slots = (column[:num_rows] for column in (self._token_ids, self._positions, self._slots))
-        build_step_inputs(
-            self._tokens[:num_rows],
-            entries,
-            positions,
-            columns.rows,
-            self._rows.last_tokens,
-            self._group_tables,
-            self._block_size,
-            token_ids,
-            places,
-            self._group_slots,
-        )
-        step = self._attention_step(columns, positions + 1, slots)
-        hidden = self._model.compute(token_ids, places, columns.rows, step)
-        output_positions = columns.output_positions - (columns.bounds - first) + self._place.int()
+        columns, inputs = self._columns(num_rows), self._inputs_of(num_rows)
+        table = self._tables.block_tables[0]
+        build_pass_inputs(columns, self._state, self._so_far, table, self._block_size, inputs)
+        hidden = self._model.compute(inputs.token_ids, inputs.positions, columns.rows, self._attention_step(num_rows))
         logits = self._model.logits(hidden).float()
-        drawn, _ = self._sampler.draw_all(logits, columns.rows, output_positions)
-        self._tokens[:num_rows] = drawn.int()
-        self.drafts[:num_rows].index_copy_(1, self._place, drawn.int()[:, None])
-        self._place.add_(1)
+        drawn, _ = self._sampler.draw_all(logits, columns.rows, inputs.draw_positions)
+        keep_drawn(drawn, self._so_far)
 
-    def _columns(self, num_rows: int) -> _PassColumns:
+    def _columns(self, num_rows: int) -> PassColumns:
         end = _NUM_ROW_COLUMNS * num_rows
-        rows, counts, bounds, output_positions = self._piece[:end].view(_NUM_ROW_COLUMNS, num_rows).unbind()
-        splits = self._piece[end : end + 4 * self._num_splits(num_rows)]
-        return _PassColumns(rows, counts, bounds, output_positions, splits)
+        return PassColumns(*self._piece[:end].view(_NUM_ROW_COLUMNS, num_rows).unbind())
 
-    def _attention_step(self, columns: _PassColumns, seq_lens: torch.Tensor, slots: torch.Tensor) -> PagedAttentionStep:
+    def _inputs_of(self, num_rows: int) -> PassInputs:
+        return PassInputs(*(column[:num_rows] for column in self._inputs))
+
+    def _attention_step(self, num_rows: int) -> PagedAttentionStep:
+        """The pass, whose slots and lengths `build_pass_inputs` fills."""
+        first_split, inputs = _NUM_ROW_COLUMNS * num_rows, self._inputs_of(num_rows)
+        splits = self._piece[first_split : first_split + 4 * self._num_splits(num_rows)]
         return PagedAttentionStep(
-            query_start_loc=self._numbers[: slots.numel() + 1],
-            seq_lens=seq_lens,
-            rows=columns.rows,
+            query_start_loc=self._numbers[: num_rows + 1],
+            seq_lens=inputs.seq_lens,
+            rows=self._columns(num_rows).rows,
             block_tables=self._tables.group_tables[0],
-            slot_mapping=slots,
+            slot_mapping=inputs.slots,
             block_size=self._block_size,
-            decode=DecodeWork(columns.splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
+            decode=DecodeWork(splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
             prefill=None,
         )
 

@@ -19,7 +19,8 @@ from headrace_backend.layers.step_metadata import GroupMetadata
 from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.step.plan import ForwardPlan
 from headrace_backend.worker.step.kv_caches import allocate_states, cache_bytes, copy_planned_blocks
-from headrace_kernels.attention.paged import PagedAttentionStep
+from headrace_kernels.attention.step import PagedAttentionStep
+from headrace_kernels.speculation.kept_states import TokenBlocks, gather_states_before
 
 
 class HeadDrafts:
@@ -39,10 +40,10 @@ class HeadDrafts:
         self._head = head
         self.kv_caches = [kv_cache]
         self.num_heads, self.dtype = head.num_heads, head.dtype
-        device, num_blocks, self._block_size = kv_cache.device, kv_cache.shape[0], kv_cache.shape[3]
+        device, num_blocks, block_size = kv_cache.device, kv_cache.shape[0], kv_cache.shape[3]
         # [num_blocks + 1, block_size, hidden_size]: the last block is scratch, for padding.
-        self._states = allocate_states(num_blocks + 1, self._block_size, head.hidden_size, head.dtype, device)
-        self._scratch_slot = num_blocks * self._block_size
+        self._states = allocate_states(num_blocks + 1, block_size, head.hidden_size, head.dtype, device)
+        self._scratch_slot = num_blocks * block_size
         # [num_rows + 1, hidden_size] state before the token that the next pass computes.
         self._carried = torch.zeros(num_rows + 1, head.hidden_size, dtype=head.dtype, device=device)
 
@@ -58,7 +59,7 @@ class HeadDrafts:
 
     def begin(self, rows: torch.Tensor, positions: torch.Tensor, step: GroupMetadata) -> None:
         """Implements `DraftingModel.begin`."""
-        self._carried.index_copy_(0, rows.long(), self._states_before(positions.long(), step))
+        gather_states_before(self._states, positions, _token_blocks(step), self._carried, rows)
 
     def compute(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: GroupMetadata
@@ -75,7 +76,8 @@ class HeadDrafts:
         slots = step.slot_mapping
         kept = slots.masked_fill(slots < 0, self._scratch_slot)
         self._lines.index_copy_(0, kept, self._head.states(first, len(slots)))
-        states = self._states_before(positions, step)
+        states = self._states.new_empty(len(slots), self._states.shape[2])
+        gather_states_before(self._states, positions, _token_blocks(step), states)
         self._head.write_kv(token_ids, positions, states, self.kv_caches[0], slots)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -91,24 +93,8 @@ class HeadDrafts:
         """[num_slots, hidden_size]."""
         return self._states.flatten(0, 1)
 
-    def _states_before(self, positions: torch.Tensor, step: GroupMetadata) -> torch.Tensor:
-        """The state of the token before each of a step's, zeros before a sequence's first."""
-        before = (positions - 1).clamp_(min=0)
-        blocks = _token_tables(step, len(positions), before // self._block_size)
-        found = self._lines[blocks * self._block_size + before % self._block_size]
-        return found.masked_fill_((positions == 0)[:, None], 0)
 
-
-def _token_tables(step: GroupMetadata, num_tokens: int, places: torch.Tensor) -> torch.Tensor:
-    """The block at a place of each token's block table, int64 [num_tokens].
-
-    Args:
-        step: Entries with their block tables.
-        num_tokens: Tokens of the step; those behind the last entry's have any entry's table.
-        places: int64 [num_tokens].
-    """
-    starts = step.query_start_loc
-    numbers = torch.arange(num_tokens, dtype=starts.dtype, device=starts.device)
-    entries = (torch.searchsorted(starts, numbers, right=True) - 1).clamp_(max=len(step.seq_lens) - 1)
-    rows = step.rows[entries].long() if isinstance(step, PagedAttentionStep) else entries
-    return step.block_tables[rows, places].long()
+def _token_blocks(step: GroupMetadata) -> TokenBlocks:
+    """Says which blocks a step's tokens have: on a GPU by row, on a CPU by entry."""
+    rows = step.rows if isinstance(step, PagedAttentionStep) else None
+    return TokenBlocks(step.query_start_loc, rows, step.block_tables)
