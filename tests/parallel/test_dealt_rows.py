@@ -13,9 +13,10 @@ from benchmarks import rank_processes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.models.checkpoints import write_checkpoint
-from tests.parallel import dealt_rows
+from tests.parallel import dealt_rows, test_sharded_models
 from tests.parallel.rank_group import ranks
 from tests.parallel.test_rank_processes import PROMPT, tokens_of_one
+from tests.parallel.test_sharded_models import SCHEMES
 from tests.support.engine_on_runner import EngineOnRunner, RunnerWorker, greedy, layout_of, worker_runner
 from tests.support.examples import examples
 from tests.support.model_builds import load_model
@@ -159,6 +160,18 @@ def test_rows_that_come_back_after_a_preemption_draw_as_from_whole_logits(
     assert found == on_ranks(world_size, functools.partial(answers, plans, folder))
     assert len(dealt) == num_dealt
     assert found == [answers(plans, folder)] * world_size
+
+
+# Of 8 bits, in both types; tied, with a limit of its logits.
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "head"), [("llama-mha", "int8"), ("llama-mha", "fp8"), ("gemma4", None)])
+def test_output_layers_of_every_form_are_dealt_out(tmp_path: pathlib.Path, name: str, head: str | None) -> None:
+    write_checkpoint(tmp_path / name, name)
+    opened, options = ModelFolder.open(tmp_path / name), {"temperature": 1.0, "seed": 4}
+    about = (opened, None, options)
+    alone = test_sharded_models.run(*about, head=SCHEMES[head] if head else None)
+    found = on_ranks(2, lambda shard: test_sharded_models.run(*about, shard, SCHEMES[head] if head else None))
+    assert [rank.tokens for rank in found] == [alone.tokens] * 2
 
 
 def mixed_plans() -> list[StepPlan]:
