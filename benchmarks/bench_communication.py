@@ -3,10 +3,10 @@
 Times are microseconds.
 
 Ranks take the same steps twice: as a server's ranks do, then each for itself, with the same kernels
-but without a word to the others (sums are a rank's own part, gathered logits its own several
-times). Norms, residual additions and the writing of what is gathered stay, so that the difference
-is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs on cards.
-The slowest rank counts.
+but without a word to the others (sums are a rank's own part, others' logits and tokens its own
+several times). Norms, residual additions and the writing of what is gathered stay, so that the
+difference is what meeting and moving cost, whatever a kernel does besides. Decode steps are graphs
+on cards. The slowest rank counts.
 
 Steps whose sums run beside products are cut into pieces for that (`layers.cut_step`). Silent ones
 are not: what smaller products and a copy cost is exposed, too. `--cut-mib 0` has no step cut, which
@@ -27,7 +27,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,13 @@ class Interruptible(Collectives):
         if self._speaks:
             return self._group.all_gather(part)
         return part.expand(self.world_size, *part.shape).contiguous()
+
+    def all_to_all(self, rows: Tensor, counts: Sequence[int], out: Tensor) -> None:
+        """Does what Collectives.all_to_all does, or repeats the rank's own part."""
+        if self._speaks:
+            self._group.all_to_all(rows, counts, out)
+        else:
+            out.copy_(rows[: counts[self.rank]].expand(out.shape))
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Does what Collectives.add_rms_norm does, or adds the rank's own part."""

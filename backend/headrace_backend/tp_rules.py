@@ -51,7 +51,7 @@ def fewer_ranks(config: EngineConfig, model: ModelConfig, most: int) -> str:
 def rank_part(model: ModelDescription, world_size: int, whole_experts: bool = False) -> ModelDescription:
     """What the first of several ranks computes of a model.
 
-    The vocabulary stays whole, because every rank gets whole logits.
+    The vocabulary stays whole, because every rank draws from whole logits.
 
     Args:
         model: The model.

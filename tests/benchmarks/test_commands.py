@@ -101,6 +101,21 @@ def test_exposed_communication_is_what_a_step_takes_beyond_a_silent_one(tmp_path
         assert case["exposed_us"] == pytest.approx(case["step_us"] - case["silent_us"], abs=0.2)
 
 
+# What both ways draw is compared in tests/parallel/test_dealt_rows.
+@pytest.mark.slow
+def test_draws_of_ranks_are_timed_both_ways(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "draws.json"
+    about = ("--device", "cpu", "--ranks", "2", "--rows", "5,8", "--vocab-size", "512")
+    run("bench_dealt_draws", *about, "--json", str(path))
+    found = json.loads(path.read_text())
+    assert (found["name"], found["ranks"], found["vocab_size"]) == ("dealt_draws", 2, 512)
+    cases = [(case["kind"], case["rows"], case["way"]) for case in found["cases"]]
+    assert cases == [
+        (kind, rows, way) for kind in ("greedy", "random", "top_p") for rows in (5, 8) for way in ("whole", "dealt")
+    ]
+    assert all(0 < case["host_us"] <= case["us"] for case in found["cases"])
+
+
 # Users are sent in test_ending and test_workloads.
 @pytest.mark.slow
 def test_users_come_as_they_are_answered(tmp_path: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.processes import alive, wait_until
 from tests.support.rpc import connected, generate, greedy
 from tests.support.running_server import DEMO, RunningServer, environment
 
-from headrace.v1 import inference_pb2
+from headrace.v1 import generation_pb2, inference_pb2
 from headrace_service.auth import certificates
 
 # Fake workers answer over two hosts in tests/backend/hosts, every day.
@@ -131,6 +131,16 @@ def test_answers_are_those_of_one_rank(
             generate(address, greedy(prompt, TOKENS)) for address in (hosts.service, shared_server.address)
         )
         assert found.tokens == expected.tokens and found.tokens[0]
+
+
+def test_outputs_that_ranks_of_two_hosts_deal_out_are_those_of_one_rank(
+    hosts: Hosts, agent: subprocess.Popen[str], shared_server: RunningServer
+) -> None:
+    """Three rows, which two ranks do not divide, drawn at random and with penalties."""
+    spec = greedy(PROMPTS[0], TOKENS, n=3)
+    spec.sampling.MergeFrom(generation_pb2.SamplingParameters(temperature=0.9, top_p=0.9, presence_penalty=0.5, seed=3))
+    found, expected = (generate(address, spec) for address in (hosts.service, shared_server.address))
+    assert found.tokens == expected.tokens and len({tuple(tokens) for tokens in found.tokens.values()}) == 3
 
 
 @pytest.mark.parametrize("victim", ["worker", "agent's worker"])

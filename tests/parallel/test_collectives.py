@@ -78,15 +78,21 @@ def unconnected(kind: type[Collectives], on_enter: Callable[[], None] = lambda: 
     return collectives
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "begin_all_reduce", "all_gather"])
-def test_an_error_of_nccl_blames_no_rank(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
-    def fail(*tensors: torch.Tensor, async_op: bool = False) -> None:
+@pytest.mark.parametrize(
+    ("operation", "more"),
+    [("all_reduce", ()), ("begin_all_reduce", ()), ("all_gather", ()), ("all_to_all", ([1, 1], torch.zeros(2, 1, 3)))],
+)
+def test_an_error_of_nccl_blames_no_rank(
+    monkeypatch: pytest.MonkeyPatch, operation: str, more: tuple[object, ...]
+) -> None:
+    def fail(*arguments: object, async_op: bool = False) -> None:
         raise dist.DistBackendError("NCCL error: remote process exited")
 
     monkeypatch.setattr(dist, "all_reduce", fail)
     monkeypatch.setattr(dist, "all_gather_into_tensor", fail)
+    monkeypatch.setattr(dist, "all_to_all_single", fail)
     with pytest.raises(PeerLost, match="the ranks' connection broke: NCCL error: remote process exited"):
-        getattr(unconnected(NcclCollectives), operation)(torch.zeros(2, 3))
+        getattr(unconnected(NcclCollectives), operation)(torch.zeros(2, 3), *more)
 
 
 class BegunWork:

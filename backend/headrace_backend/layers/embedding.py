@@ -4,9 +4,10 @@ Tied, they share one weight, which may be in blocks as a file has it.
 
 A head of 8 bits has a weight of its own in any case.
 
-With several ranks both give every rank the whole: an embedding is the sum of what the ranks have of
-it, all but one of them zeros, and logits are the ranks' parts side by side, so that whatever is
-done to logits is done by every rank to the same bits, as it would be by one.
+With several ranks both can give every rank the whole: an embedding is the sum of what the ranks
+have of it, all but one of them zeros, and logits are the ranks' parts side by side, so that
+whatever is done to logits is done to the same bits as it would be by one rank. Rows may be dealt
+out instead (`parallel.row_dealer`): then a rank gets whole logits of some of them.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.models.representative_layers import representative_places
 from headrace_backend.models.weighted_module import WeightedModule
+from headrace_backend.parallel.row_dealer import RowDealer
 from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.tp_rules import rank_part
@@ -272,6 +273,8 @@ class CausalLM(WeightedModule):
         self.vocab_size = model.vocab_size
         self.attention_window = model.window
         self.max_position = max_position
+        # Deals the rows that a step draws out to ranks; None: there are no others.
+        self.row_dealer = RowDealer.of(placement.shard.collectives, model.vocab_size) if stage.is_last else None
         head = self.lm_head.weight if stage.is_last else None
         self.take_stock(head if isinstance(head, HeadWeight) else None, counts_head=not model.head.tied)
 
@@ -377,8 +380,7 @@ class CausalLM(WeightedModule):
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] hidden states of the rows that sample -> [n, vocab_size] fp32."""
         logits: Tensor = self.lm_head(hidden)
-        if self.model.on_progress is not None:
-            self.model.on_progress()
+        self._report_progress()
         return logits
 
     def report_progress(self, report: Callable[[], None]) -> None:
@@ -387,6 +389,10 @@ class CausalLM(WeightedModule):
         A step's time consists of these where the host computes it.
         """
         self.model.on_progress = report
+
+    def _report_progress(self) -> None:
+        if self.model.on_progress is not None:
+            self.model.on_progress()
 
     @property
     def part_size(self) -> int:
@@ -402,6 +408,7 @@ class CausalLM(WeightedModule):
         Sends nothing to other ranks.
         """
         self.lm_head.part(hidden, out)
+        self._report_progress()
 
     def gather_logits(self, part: Tensor, out: Tensor) -> None:
         """Puts all ranks' parts side by side, to [n, vocab_size] fp32.

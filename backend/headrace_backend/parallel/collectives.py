@@ -109,6 +109,19 @@ class Collectives(abc.ABC):
     def all_gather(self, part: Tensor) -> Tensor:
         """The ranks' tensors in order, [world_size, *part.shape]."""
 
+    def all_to_all(self, rows: Tensor, counts: Sequence[int], out: Tensor) -> None:
+        """Sends each rank its rows, and receives this rank's from all of them.
+
+        Here everything is gathered and most of it dropped, which says what comes out.
+
+        Args:
+            rows: [num_rows, n] contiguous: rank 0's rows, then rank 1's and so on.
+            counts: Rows of each rank, alike on all of them; some may be 0.
+            out: [world_size, counts[rank], n] contiguous, written.
+        """
+        first = sum(counts[: self.rank])
+        out.copy_(self.all_gather(rows)[:, first : first + counts[self.rank]])
+
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """All-reduces `partial`, adds it to the residual stream in place and returns the norm.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -86,6 +86,13 @@ class GlooCollectives(GroupCollectives):
     def all_gather(self, part: Tensor) -> Tensor:
         """Implements `Collectives.all_gather`."""
         return self._begin_gather(part).wait()
+
+    def all_to_all(self, rows: Tensor, counts: Sequence[int], out: Tensor) -> None:
+        """Implements `Collectives.all_to_all`."""
+        self._on_enter()
+        received = [counts[self.rank]] * self.world_size
+        with _named_losses():
+            dist.all_to_all_single(out.flatten(0, 1), rows, received, list(counts), self.group)
 
     def begin_all_reduce(self, partial: Tensor) -> PendingAllReduce:
         """Implements `Collectives.begin_all_reduce`."""

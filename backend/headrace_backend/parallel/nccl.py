@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -140,6 +140,13 @@ class NcclCollectives(GroupCollectives):
         with _named_losses():
             dist.all_gather_into_tensor(gathered.flatten(0, 1), part, self.group)
         return gathered
+
+    def all_to_all(self, rows: Tensor, counts: Sequence[int], out: Tensor) -> None:
+        """Implements `Collectives.all_to_all`."""
+        self._on_enter()
+        received = [counts[self.rank]] * self.world_size
+        with _named_losses():
+            dist.all_to_all_single(out.flatten(0, 1), rows, received, list(counts), self.group)
 
 
 class NcclAllReduce(PendingAllReduce):

@@ -7,7 +7,7 @@ taken follows from a tensor's shape, so all ranks take the same. NVLink multicas
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -90,6 +90,10 @@ class SymmetricCollectives(Collectives):
     def all_gather(self, part: Tensor) -> Tensor:
         """Implements `Collectives.all_gather`."""
         return self._nccl.all_gather(part)
+
+    def all_to_all(self, rows: Tensor, counts: Sequence[int], out: Tensor) -> None:
+        """Implements `Collectives.all_to_all`."""
+        self._nccl.all_to_all(rows, counts, out)
 
     def add_rms_norm(self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Implements `Collectives.add_rms_norm`."""

@@ -80,6 +80,17 @@ class StepMasks:
         """
         return dataclasses.replace(self, samples=firsts[self.samples] + self.places, places=np.zeros_like(self.places))
 
+    def within(self, samples: slice) -> StepMasks:
+        """Masks of a run of the plan's samples, by their places in it."""
+        held = (self.samples >= samples.start) & (self.samples < samples.stop)
+        return dataclasses.replace(
+            self,
+            samples=self.samples[held] - np.int32(samples.start),
+            places=self.places[held],
+            masks=self.masks[held],
+            record=None,
+        )
+
     @classmethod
     def decode(cls, data: bytes | memoryview) -> StepMasks:
         """Reads what `encode` wrote. The columns are views of `data`, which must outlive them."""

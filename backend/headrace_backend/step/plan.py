@@ -202,6 +202,10 @@ class SamplePlan:
     # min_tokens. An upper bound where the entry's position is one.
     output_positions: Int32Column = dataclasses.field(default_factory=lambda: _EMPTY)
 
+    def within(self, samples: slice) -> SamplePlan:
+        """A run of the samples."""
+        return SamplePlan(self.rows[samples], self.token_indices[samples], self.output_positions[samples])
+
 
 @dataclasses.dataclass(slots=True, frozen=True, eq=False)
 class PromptLogprobPlan:

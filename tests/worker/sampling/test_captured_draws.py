@@ -54,7 +54,7 @@ class RecordedGraphs:
         self.replayed: list[str] = []
         self.is_replaying = False
         # Calls inside of captured pieces, by their names.
-        self.calls = {"FORWARD": 0, "DRAW": 0}
+        self.calls = {"FORWARD": 0, "DRAW": 0, "SHARE_DRAW": 0}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._runs
@@ -177,9 +177,26 @@ class TakingTurns(ThreadCollectives):
             self._turn.acquire()
 
 
-# Ranks put logits together in tests/parallel, draws are captured in the other tests here.
+# Ranks put logits together and deal rows out in tests/parallel, draws are captured in the other
+# tests here.
 @pytest.mark.slow
-def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_kernels: None) -> None:
+@pytest.mark.parametrize(
+    ("num_logprobs", "shape", "pieces", "calls_a_step"),
+    [
+        (2, (4, 16), ["FORWARD", "DRAW"], 1),
+        # Logits and tokens; the share of a padded step, and of one that fits no shape.
+        (-1, (4, 16), ["FORWARD", "SHARE_DRAW"], 2),
+        (-1, (1, 2), [], 2),
+    ],
+)
+def test_ranks_meet_for_a_draw_outside_of_graphs(
+    tmp_path: Any,
+    on_kernels: None,
+    num_logprobs: int,
+    shape: tuple[int, int],
+    pieces: list[str],
+    calls_a_step: int,
+) -> None:
     """A group's captured draws send nothing, and every rank draws what one alone does."""
     write_checkpoint(tmp_path, "llama-mha")
     folder = ModelFolder.open(tmp_path)
@@ -189,13 +206,14 @@ def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_ker
         return load_model(folder, folder.config, torch.float32, CPU, "folder", 0, ignore_progress, shard=shard)
 
     def plans() -> list[StepPlan]:
-        """Two short prompts, one of which wants its logits changed, and a token of each."""
+        """Three short prompts, one of which wants its logits changed, and a token of each."""
         bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(6).tobytes()}
         history = {"prompt_ids": id_bytes(5, 6, 7), "output_ids": id_bytes()}
-        rows = [admission(0, temperature=0.8), admission(1, repetition_penalty=1.3, num_logprobs=2, **bias, **history)]
-        first = [Entry(0, 0, [3, 4], (0,)), Entry(1, 0, [5, 6, 7], (1,))]
-        second = [Entry(0, 2, None, (0,), 1), Entry(1, 3, None, (1,), 1)]
-        return [step(first, rows, {0: [0], 1: [1]}), step(second, step_id=2)]
+        changed = admission(1, repetition_penalty=1.3, num_logprobs=num_logprobs, **bias, **history)
+        rows = [admission(0, temperature=0.8), changed, admission(2)]
+        first = [Entry(0, 0, [3, 4], (0,)), Entry(1, 0, [5, 6, 7], (1,)), Entry(2, 0, [8], (2,))]
+        second = [Entry(row, length, None, (row,), 1) for row, length in enumerate((2, 3, 1))]
+        return [step(first, rows, {0: [0], 1: [1], 2: [2]}), step(second, step_id=2)]
 
     def body(shard: Shard) -> tuple[list[StepResult], RecordedGraphs, int]:
         assert isinstance(shard.collectives, ThreadCollectives)
@@ -203,15 +221,18 @@ def test_ranks_put_their_logits_together_outside_of_graphs(tmp_path: Any, on_ker
         with turn:
             model = load(Shard(shard.rank, shard.world_size, together))
             graphs = RecordedGraphs(lambda: together.num_calls)
-            runner = captured_runner(model, graphs, (2, 16))
+            runner = captured_runner(model, graphs, shape)
+            before = together.num_calls - graphs.calls["FORWARD"]
             results = [execute(runner, plan) for plan in plans()]
-        return results, graphs, together.num_calls
+            num_calls = together.num_calls - graphs.calls["FORWARD"] - before
+        return results, graphs, num_calls
 
     alone = cpu_runner(load(ALONE))
     expected = drawn([execute(alone, plan) for plan in plans()])
     for results, graphs, num_calls in on_ranks(2, body):
         assert drawn(results) == expected
-        assert graphs.calls["FORWARD"] > 0 and graphs.calls["DRAW"] == 0
-        # One gather for each step that draws, beside what forward passes add up.
-        assert num_calls - graphs.calls["FORWARD"] == 2
-        assert graphs.replayed == ["FORWARD", "DRAW"] * 2
+        assert graphs.calls["FORWARD"] > 0 and graphs.calls["DRAW"] == graphs.calls["SHARE_DRAW"] == 0
+        assert graphs.replayed == pieces * 2
+        if pieces:
+            # Beside what forward passes add up.
+            assert num_calls == 2 * calls_a_step

@@ -400,9 +400,8 @@ def test_a_cache_that_no_longer_fits_after_measuring_is_refused_with_what_does(
 def test_the_gpus_runner_takes_them_all(
     shallow_llama: CausalLM, kv_dtype: str, speculate: Literal["off", "ngram"]
 ) -> None:
-    config = config_of(
-        max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype, speculate=speculate, speculate_tokens="3"
-    )
+    drafts = {} if speculate == "off" else {"speculate": speculate, "speculate_tokens": "3"}
+    config = config_of(max_num_seqs=3, max_num_batched_tokens=17, kv_dtype=kv_dtype, **drafts)
     worker_sizes = WorkerSizes.of(config, 40)
     tokens_per_row = worker_sizes.tokens_per_row
     pool = BlockPool(6, config.block_size)

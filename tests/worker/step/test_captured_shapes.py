@@ -130,7 +130,7 @@ class OneProduct:
     """A model of one layer's widest product, of which nothing but its time is of interest."""
 
     vocab_size = part_size = 128
-    hidden_size, dtype, stage = 4096, torch.bfloat16, WHOLE
+    hidden_size, dtype, stage, row_dealer = 4096, torch.bfloat16, WHOLE, None
 
     def __init__(self, device: torch.device) -> None:
         wide = 28_672 if device.type == "cuda" else 1

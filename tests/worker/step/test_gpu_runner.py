@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.models.checkpoints import write_checkpoint
+from tests.support.model_builds import load_model
 from tests.support.staged_runners import stage_models, staged
 from tests.worker.driver import (
     BLOCK_SIZE,
@@ -28,7 +30,9 @@ from tests.worker.driver import (
 )
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_backend.parallel import row_dealer
 from headrace_backend.parallel.collectives import Collectives, PendingAllReduce, PieceRule
+from headrace_backend.parallel.row_dealer import RowDealer
 from headrace_backend.step.plan import StepPlan
 from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.sampling.sampler import Sampler
@@ -220,6 +224,52 @@ def test_tokens_over_a_quantized_cache_are_those_of_the_cpu(
     expected = [execute(twin, plan).tokens.tolist() for plan in mixed_plans()]
     runner = gpu_runner(model, device, (1, 2, 4, 8), kv_dtype)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
+
+
+class AlikeRank(Collectives):
+    """One of two ranks whose fellow has the very same numbers, and draws the very same tokens."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank, self.device = rank, device
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack((part, part))
+
+
+# Real ranks meet in tests/parallel/test_dealt_rows; this needs one card to have a share captured.
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_sizes", [(), (1, 2, 4, 8)], ids=["exact", "padded"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_draws_its_share_as_it_draws_all_rows(
+    device: str, batch_sizes: tuple[int, ...], rank: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, "llama-mha")
+    folder, where = ModelFolder.open(tmp_path), torch.device(device)
+    monkeypatch.setattr(row_dealer, "_LEAST_SAVED_BYTES", 1)
+    shard = Shard(rank, 2, AlikeRank(rank, where))
+    model = load_model(folder, folder.config, torch.float32, where, "folder", 0, lambda *_: None, shard=shard)
+    bias = {"logit_bias_ids": id_bytes(4), "logit_bias_values": np.float32(6).tobytes()}
+    options = ({}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.8}, {"temperature": 0.7, **bias}, {})
+    rows = [admission(row, **wanted) for row, wanted in enumerate(options)]
+    tables = {row: [row * 8 + i for i in range(8)] for row in range(5)}
+    plans = [step([Entry(row, 0, PROMPTS[row], (row,)) for row in range(5)], rows, tables, step_id=1)]
+    # Every token is known, whatever was drawn: a fellow's tokens are not the other rows'.
+    plans += [step([Entry(row, len(PROMPTS[row]), [7 + row], (row,), 1) for row in range(5)], step_id=2)]
+    shared = gpu_runner(model, device, batch_sizes)
+    found = [execute(shared, plan).tokens.tolist() for plan in plans]
+    monkeypatch.setattr(RowDealer, "pays", lambda dealer, num_rows: False)
+    whole = gpu_runner(model, device, batch_sizes)
+    expected = [execute(whole, plan).tokens.tolist() for plan in plans]
+    own = slice(0, 3) if rank == 0 else slice(3, 5)
+    assert [tokens[own] for tokens in found] == [tokens[own] for tokens in expected]
+    if device != "cpu" and batch_sizes:
+        # A graph more for each shape of two rows and more.
+        assert shared.num_captured > whole.num_captured
 
 
 def plans_with_options() -> list[StepPlan]:

@@ -156,6 +156,10 @@ class Sampler:
         """Whether the plan's rows all want their most likely token, and nothing else."""
         return not np.bitwise_or.reduce(self._parameters.traits[plan.rows])
 
+    def reports_logprobs(self, plan: SamplePlan) -> bool:
+        """Whether any of the plan's rows reports log probabilities."""
+        return bool(np.bitwise_or.reduce(self._parameters.traits[plan.rows], initial=0) & Trait.LOGPROBS)
+
     def are_greedy(self, rows: Int32Column) -> bool:
         """Whether none of the rows draws at random."""
         return not np.bitwise_or.reduce(self._parameters.traits[rows]) & Trait.RANDOM
@@ -275,6 +279,17 @@ class Sampler:
                 self._note_settled(plan, traits, tokens, drafted, counts)
         logprobs = self._logprobs(plan, traits, logits, tokens) if present & Trait.LOGPROBS else None
         return SampledTokens(tokens, finite, logprobs)
+
+    def note(self, plan: SamplePlan, tokens: torch.Tensor) -> None:
+        """Keeps what the rows' next draws depend on, as `finish` does.
+
+        Args:
+            plan: Rows and positions, num_samples of each.
+            tokens: int64 [num_samples], drawn.
+        """
+        traits: UInt8Column = self._parameters.traits[plan.rows]
+        if np.bitwise_or.reduce(traits, initial=0) & _CHANGED:
+            self._note(plan, traits, tokens)
 
     def _change(
         self, plan: SamplePlan, traits: UInt8Column, logits: torch.Tensor, drafted: DraftedDraws | None

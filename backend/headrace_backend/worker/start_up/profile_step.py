@@ -44,13 +44,17 @@ def largest_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     """Yields steps that no planned step exceeds, but for what it sees of a context.
 
     One has the whole token budget over all rows with every sampling option. Where tokens are
-    drafted, one draws as many as a step may.
+    drafted, one draws as many as a step may. Of several ranks one has rows that are dealt out to
+    them, for which NCCL takes memory of its own.
     """
     budget, num_rows, longest = sizes.max_num_batched_tokens, sizes.max_rows, sizes.max_model_len
     share, rest = divmod(budget, num_rows)
     counts = [min(share + (row < rest), longest) for row in range(num_rows)]
     yield make_step([Chunk(0, count) for count in counts], pool, SamplingKind.EVERYTHING)
     yield release_step(num_rows)
+    if sizes.num_ranks > 1:
+        yield make_step([Chunk(0, 1)] * num_rows, pool, SamplingKind.RANDOM)
+        yield release_step(num_rows)
     if sizes.num_drafts and longest > 1 + sizes.num_drafts:
         prompts = make_step([Chunk(0, 1)] * num_rows, pool, SamplingKind.EVERYTHING)
         yield prompts

@@ -20,7 +20,7 @@ import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces, grouped
 from headrace_backend.pp_rules import WHOLE, Stage
-from headrace_backend.step.plan import ForwardPlan, StepPlan
+from headrace_backend.step.plan import ForwardPlan, SamplePlan, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import table_places
 from headrace_backend.worker.speculation.draws import Draws
@@ -29,6 +29,7 @@ from headrace_backend.worker.step.columns import (
     AttentionColumns,
     StepColumns,
     columns_size,
+    fill_column,
     fill_columns,
     fill_padding,
     split_columns,
@@ -175,7 +176,9 @@ class StepBuffers:
         self.logits_part = torch.zeros(limits.max_num_draws, part_size, dtype=torch.float32, device=device)
         self.logits = self.logits_part
         if part_size < vocab_size:
-            self.logits = torch.zeros(limits.max_num_draws, vocab_size, dtype=torch.float32, device=device)
+            # Where rows are dealt out, twice the longest share lies here: one row more if any.
+            self.logits = torch.zeros(limits.max_num_draws + 1, vocab_size, dtype=torch.float32, device=device)
+        self._own_samples = torch.zeros(2 * limits.max_num_draws, dtype=torch.int32, device=device)
 
         # [num_tokens, hidden_size] the residual stream that comes from the stage before, and the
         # one that goes to the next; no tokens where there is no such stage.
@@ -205,6 +208,21 @@ class StepBuffers:
         gathers = fill_columns(columns, plan, shape, self._sizes, scratch_row, capacity, draws)
         self._send(host)
         return gathers
+
+    def own_samples(self, num_samples: int) -> torch.Tensor:
+        """Row and output position of so many samples, int32 [2, num_samples].
+
+        Where rows are dealt out they are those that this rank draws.
+        """
+        return self._own_samples[: 2 * num_samples].view(2, num_samples)
+
+    def upload_own(self, plan: SamplePlan, num_samples: int, scratch_row: int) -> None:
+        """Fills `own_samples` after earlier work, padding included."""
+        host = staging_memory((2, num_samples), torch.int32, self._device)
+        rows, positions = host.numpy()
+        fill_column(rows, plan.rows, scratch_row)
+        fill_column(positions, plan.output_positions, 0)
+        self.own_samples(num_samples).copy_(host, non_blocking=True)
 
     def upload_padding(self, shape: StepShape, scratch_row: int) -> None:
         """Columns of a step in which nothing takes part."""

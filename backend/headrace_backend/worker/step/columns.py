@@ -139,14 +139,14 @@ def fill_columns(
     """
     forward = plan.forward
     _fill_tokens(columns, forward)
-    _fill(columns.rows, forward.rows, scratch_row)
-    _fill(columns.sample_rows, plan.sample.rows, scratch_row)
-    _fill(columns.sample_tokens, plan.wanted_indices, 0)
-    _fill(columns.output_positions, plan.sample.output_positions, 0)
+    fill_column(columns.rows, forward.rows, scratch_row)
+    fill_column(columns.sample_rows, plan.sample.rows, scratch_row)
+    fill_column(columns.sample_tokens, plan.wanted_indices, 0)
+    fill_column(columns.output_positions, plan.sample.output_positions, 0)
     if draws is not None:
-        _fill(columns.bounds, last_sampled_bounds(forward), -1)
-        _fill(columns.first_draws, draws.firsts, 0)
-        _fill(columns.draw_counts, draws.counts, 0)
+        fill_column(columns.bounds, last_sampled_bounds(forward), -1)
+        fill_column(columns.first_draws, draws.firsts, 0)
+        fill_column(columns.draw_counts, draws.counts, 0)
     whole = Entries.of(forward)
     # A step that is padded may end within the first piece.
     parts = whole.cut(shape.pieces[0].num_tokens) if shape.pieces else (whole,)
@@ -170,8 +170,8 @@ def _fill_drafted(
     bounds, drafts = np.full(scratch_row + 1, -1, np.int32), np.zeros(scratch_row + 1, np.int32)
     bounds[plan.rows], drafts[plan.rows] = last_sampled_bounds(plan), num_drafts(plan)
     for each, entries in zip(columns.attention, parts, strict=True):
-        _fill(each.bounds, bounds[entries.rows], -1)
-        _fill(each.num_drafts, drafts[entries.rows], 0)
+        fill_column(each.bounds, bounds[entries.rows], -1)
+        fill_column(each.num_drafts, drafts[entries.rows], 0)
 
 
 def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
@@ -194,7 +194,8 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
         attention.num_drafts[:] = 0
 
 
-def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
+def fill_column(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
+    """Writes values, and padding behind them."""
     column[: values.size] = values
     column[values.size :] = padding
 
@@ -202,9 +203,9 @@ def _fill(column: Int32Column, values: npt.NDArray[np.integer], padding: int) ->
 def _fill_tokens(columns: StepColumns[Int32Column], plan: ForwardPlan) -> None:
     counts = plan.counts
     ends = np.cumsum(counts, dtype=np.int64)
-    _fill(columns.token_entries, np.repeat(np.arange(counts.size, dtype=np.int32), counts), -1)
-    _fill(columns.positions, ranges(plan.starts, counts), 0)
-    _fill(columns.token_ids, flat_token_ids(plan, ends), 0)
+    fill_column(columns.token_entries, np.repeat(np.arange(counts.size, dtype=np.int32), counts), -1)
+    fill_column(columns.positions, ranges(plan.starts, counts), 0)
+    fill_column(columns.token_ids, flat_token_ids(plan, ends), 0)
 
 
 def _fill_attention(
@@ -216,10 +217,10 @@ def _fill_attention(
     gather_capacity: int,
 ) -> GatherColumns | None:
     query_lens, seq_lens = entries.counts, entries.seq_lens
-    _fill(columns.rows, entries.rows, scratch_row)
-    _fill(columns.seq_lens, seq_lens, 0)
+    fill_column(columns.rows, entries.rows, scratch_row)
+    fill_column(columns.seq_lens, seq_lens, 0)
     columns.query_start_loc[0] = 0
-    _fill(columns.query_start_loc[1:], np.cumsum(query_lens), entries.num_tokens)
+    fill_column(columns.query_start_loc[1:], np.cumsum(query_lens), entries.num_tokens)
     if shape.num_splits:
         decode = plan_decode(
             query_lens,

@@ -29,6 +29,7 @@ from headrace_backend.worker.plan_columns import (
     ranges,
     table_places,
 )
+from headrace_backend.worker.sampling.dealt_draws import DealtDraws
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
@@ -158,6 +159,8 @@ class CpuRunner:
         self._sampler = sampler
         self._kv_caches = kv_caches
         self.speculation = speculation
+        # None: this rank draws all rows of every step. Those of a worker that drafts are such.
+        self._dealt = DealtDraws.of(model.row_dealer, sampler) if speculation is None else None
         # Of the step computed last: its inputs, its plan as rows stand, and its draws.
         self._drafted: tuple[ModelInput, StepPlan, Draws] | None = None
         self.launched = NOTHING_LAUNCHED
@@ -300,4 +303,17 @@ class CpuRunner:
         """Rows that want only their most likely token need no logits beyond this rank's own."""
         if self._sampler.is_greedy(plan):
             return self._sampler.greedy(*self._model.most_likely(hidden))
+        if self._dealt is not None and self._dealt.takes(plan):
+            return self._draw_share(self._dealt, plan, hidden, masks)
         return self._sampler.sample(plan, self._model.logits(hidden), masks)
+
+    def _draw_share(
+        self, dealt: DealtDraws, plan: SamplePlan, hidden: torch.Tensor, masks: StepMasks | None
+    ) -> SampledTokens:
+        """Draws this rank's share of the rows, and gets the other ranks' tokens."""
+        share = dealt.share(len(hidden))
+        part = torch.empty(len(hidden), self._model.part_size)
+        self._model.write_logits(hidden, part)
+        own = dealt.begin(plan, part, torch.empty(2 * share, self._model.vocab_size), masks)
+        marked = dealt.marked(*self._sampler.draw(own.plan, own.logits, own.traits))
+        return dealt.end(plan, torch.nn.functional.pad(marked, (0, share - len(marked))))

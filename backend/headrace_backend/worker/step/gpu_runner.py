@@ -3,16 +3,17 @@
 Owns the order inside a step, and whether it is replayed or launched kernel by kernel. A step that
 fits a captured shape is padded to it and replayed as two graphs, the forward pass and the draw; any
 other, one whose contexts are to be gathered, and one with prompt logprobs, is launched as it is.
-Both run the same code (`_forward`, `_draw`) on the same buffers, so a graph is a recording and
-never a variant.
+Both run the same code (`_forward`, `_draw`, `_draw_share`) on the same buffers, so a graph is a
+recording and never a variant.
 
     plan -> StepBuffers.upload (one copy) -> _forward -> logits -> ... -> _draw -> tokens,
                                                          which the next step finds in `DeviceRows`
 
 Between the two graphs is what must not be captured, because few steps need it or because it waits
-for others: ranks put their logits together, and rows with bias, bans or penalties have theirs
-changed. Behind the draw come notes and log probabilities of rows that ask for them. None of it
-takes the other rows off their graphs.
+for others: ranks put their logits together or deal the rows out, and rows with bias, bans or
+penalties have theirs changed. Behind the draw come notes and log probabilities of rows that ask for
+them, and where each rank has drawn a share of the rows, the others' tokens. None of it takes the
+other rows off their graphs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from headrace_backend.step.masks import StepMasks
 from headrace_backend.step.plan import Int32Column, SamplePlan, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
+from headrace_backend.worker.sampling.dealt_draws import DealtDraws
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
@@ -60,6 +62,8 @@ class _Piece(enum.Enum):
 
     FORWARD = enum.auto()
     DRAW = enum.auto()
+    # In place of the draw, where rows are dealt out to ranks.
+    SHARE_DRAW = enum.auto()
 
 
 # Of a draw: tokens, whether each is finite, and in workers that draft what is settled.
@@ -108,8 +112,8 @@ class GpuRunner:
         self._rows = rows or DeviceRows(limits.max_num_seqs, max_blocks, num_blocks, self._device, limits.num_groups)
         about_model = (model.dtype, model.hidden_size, (model.part_size, model.vocab_size))
         self._buffers = StepBuffers(limits, sizes, one_of_each(kv_caches), *about_model, _GATHER_BYTES, model.stage)
-        # Other stages draw nothing.
-        self._pieces = tuple(_Piece) if model.stage.is_last else (_Piece.FORWARD,)
+        # None: this rank draws all rows of every step. Those of a worker that drafts are such.
+        self._dealt = DealtDraws.of(model.row_dealer, sampler) if speculation is None else None
         self._shapes = tuple(shapes)
         self._agreed_times = agreed_times
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
@@ -224,6 +228,8 @@ class GpuRunner:
         assert shape is not None, "forward comes before sample"
         if not self._is_padded:
             self._write_logits(num_samples)
+        if self._dealt is not None and self._dealt.takes(plan):
+            return self._sample_share(self._dealt, shape, plan, masks)
         logits = self._buffers.logits[:num_samples]
         self._model.gather_logits(self._buffers.logits_part[:num_samples], logits)
         drafted = None if draws is None else self._drafted(shape, draws)
@@ -239,6 +245,20 @@ class GpuRunner:
         sampled = self._sampler.finish(plan, traits, logits, tokens, finite, drafted, accepted.counts)
         hidden = self._buffers.hidden[:num_samples]
         self.speculation.settle(sampled, accepted, draws, plan.rows[draws.firsts], hidden)
+        return sampled
+
+    def _sample_share(
+        self, dealt: DealtDraws, shape: StepShape, plan: SamplePlan, masks: StepMasks | None
+    ) -> SampledTokens:
+        """Draws this rank's share of the rows, and gets the other ranks' tokens."""
+        num_samples = plan.rows.size
+        own = dealt.begin(plan, self._buffers.logits_part[:num_samples], self._buffers.logits, masks)
+        share = dealt.share(shape.num_samples if self._is_padded else num_samples)
+        self._buffers.upload_own(own.plan, share, self._rows.scratch_row)
+        marked = self._launch(_Piece.SHARE_DRAW, shape) if self._is_padded else self._draw_share(dealt, share)
+        sampled = dealt.end(plan, marked[: dealt.share(num_samples)])
+        rows = self._buffers.columns(shape).sample_rows[:num_samples]
+        store_last_tokens(self._rows.last_tokens, rows, sampled.tokens)
         return sampled
 
     def _drafted(self, shape: StepShape, draws: Draws) -> DraftedDraws:
@@ -294,7 +314,7 @@ class GpuRunner:
             progress("graphs", done, len(self._shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
             self._gathers = ()
-            for piece in self._pieces:
+            for piece in self._pieces(shape):
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
             if self.speculation is not None and self._inputs is not None:
                 self._captured_inputs[shape] = self._inputs
@@ -322,15 +342,24 @@ class GpuRunner:
         large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS]
         kept = undominated(self._shapes, {shape: times[sizes[shape]] for shape in large})
         for shape in set(self._shapes) - set(kept):
-            for piece in self._pieces:
+            for piece in self._pieces(shape):
                 graphs.drop((piece, shape))
         self._shapes = tuple(kept)
 
     def _replay_padding(self, shape: StepShape) -> None:
         """Launches a captured step in which nothing takes part."""
         self._buffers.upload_padding(shape, self._rows.scratch_row)
-        for piece in self._pieces:
+        # A step is drawn in one way: in that which every shape has, so that times compare.
+        for piece in self._pieces(shape)[:2]:
             self._launch(piece, shape)
+
+    def _pieces(self, shape: StepShape) -> tuple[_Piece, ...]:
+        """What is captured of a shape's steps."""
+        if not self._model.stage.is_last:
+            return (_Piece.FORWARD,)
+        if self._dealt is None or not self._dealt.pays(shape.num_samples):
+            return _Piece.FORWARD, _Piece.DRAW
+        return _Piece.FORWARD, _Piece.DRAW, _Piece.SHARE_DRAW
 
     def _is_captured(self, piece: _Piece, shape: StepShape) -> bool:
         return self._graphs is not None and (piece, shape) in self._graphs
@@ -340,9 +369,12 @@ class GpuRunner:
             return self._graphs.replay((piece, shape))
         return self._run(piece, shape)
 
-    def _run(self, piece: _Piece, shape: StepShape) -> _Draw | None:
+    def _run(self, piece: _Piece, shape: StepShape) -> _Draw | torch.Tensor | None:
         if piece is _Piece.DRAW:
             return self._draw(shape, shape.num_samples)
+        if piece is _Piece.SHARE_DRAW:
+            assert self._dealt is not None, "no graph of a share without ranks to share with"
+            return self._draw_share(self._dealt, self._dealt.share(shape.num_samples))
         self._forward(shape)
         if self._model.stage.is_last:
             self._write_logits(shape.num_samples)
@@ -400,3 +432,8 @@ class GpuRunner:
         samples = (columns.first_draws[:num_samples], columns.draw_counts[:num_samples])
         accepted = accept_drafts(drawn, *samples, self.speculation.rows.state, self._sizes.tokens_per_row)
         return tokens, finite, accepted
+
+    def _draw_share(self, dealt: DealtDraws, num_samples: int) -> torch.Tensor:
+        """What this rank draws of so many own samples, as `DealtDraws.end` takes it."""
+        rows, positions = self._buffers.own_samples(num_samples).unbind()
+        return dealt.marked(*self._sampler.draw_all(self._buffers.logits[:num_samples], rows, positions))

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
+from headrace_backend.parallel.row_dealer import RowDealer
 from headrace_backend.pp_rules import Stage
 from headrace_backend.step.masks import StepMasks, open_masks
 from headrace_backend.step.plan import Int32Column, StepPlan
@@ -28,6 +29,8 @@ class CausalModel(Protocol):
     # Of activations.
     dtype: torch.dtype
     stage: Stage
+    # Deals the rows that a step draws out to ranks; None: there are no others, or no draws here.
+    row_dealer: RowDealer | None
 
     def __call__(
         self,
