@@ -4,7 +4,7 @@ They are compiled as their own launchers would launch them.
 
 `_ROOMS` names the rooms.
 
-    python -m tests.support.compiled_kernels ROOM 80|86|90
+    python -m tests.support.compiled_kernels ROOM 80|86|89|90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of
 JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
@@ -71,7 +71,7 @@ from headrace_kernels.weight_formats.quantized_weight import (
 )
 
 # Largest shared memory of a program, by architecture.
-_SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+_SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
 class _Card:

@@ -28,6 +28,7 @@ from headrace_backend.worker.channel import Channel, FollowerChannel, RankLinks
 from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed, one_line
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
 from headrace_facts import log_output
+from headrace_facts.process_age import process_age_s
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _FAILED = 1
@@ -145,13 +146,13 @@ def _loaded_start_up() -> ModuleType:
 
 def _run(arguments: argparse.Namespace, channel: Channel) -> None:
     config = EngineConfig.model_validate_json(arguments.config_json)
-    started = time.monotonic()
+    started, process_s = time.monotonic(), process_age_s()
     folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
     opened = time.monotonic()
     bound_spinning()
     channel.send_progress(_TORCH, 0, 1, "")
     start = _loaded_start_up()
     channel.send_progress(_TORCH, 1, 1, "")
-    phases = {"folder": opened - started, "imports": time.monotonic() - opened}
+    phases = {"process": process_s, "folder": opened - started, "imports": time.monotonic() - opened}
     links = RankLinks(arguments.rank, arguments.board, arguments.store, arguments.meeting)
     start.start_worker(config, folder, channel, phases, links).run()

@@ -2,9 +2,6 @@
 
 Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
 asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
-
-Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
-asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step.loop import StepLoop
 from headrace_backend.worker.step.recovery import Recovery
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
+from headrace_facts.process_age import process_age_s
 from headrace_kernels.triton_runtime import compilation_count
 from headrace_model_folder import ModelFolder
 
@@ -92,11 +93,12 @@ class WorkerStart:
             fitting_tokens_per_row(config, folder.config),
         )
         self._sizes = WorkerSizes.of(config, max_model_len, stage, layout, tokens_per_row)
-        self._device = _prepared_device(config, folder, links.rank, channel)
-        self._dtype = choose_dtype(config.dtype, folder.config, self._device)
-        self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
-        # What a card's part in the group takes is in the plan: the libraries' own.
-        free_on_card = self._memory.free() if self._memory else 0
+        with timer.timed("device"):
+            self._device = _prepared_device(config, folder, links.rank, channel)
+            self._dtype = choose_dtype(config.dtype, folder.config, self._device)
+            self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
+            # What a card's part in the group takes is in the plan: the libraries' own.
+            free_on_card = self._memory.free() if self._memory else 0
         with timer.timed("ranks"):
             self._place = take_place(config, links, self._device, self._dtype, channel)
         free_bytes = free_on_card if self._memory else free_memory_bytes(self._device)
@@ -191,7 +193,7 @@ class WorkerStart:
 
     def _readiness(self, causal_lm: CausalLM, plan: MemoryPlan, rates: Rates, runner: Runner) -> WorkerReady:
         """What the engine hears of a worker that is ready."""
-        phases = self._timer.seconds
+        phases = self._timer.whole(process_age_s())
         load_gb_s = sum(record.num_bytes for record in self._folder.tensors.values()) / phases["weights"] / 1e9
         return WorkerReady(
             str(self._device),
