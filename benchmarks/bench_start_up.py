@@ -7,7 +7,8 @@ run fills the page cache and compiles kernels, and is told apart; the others' me
 
 A row is a stretch of time, one after the other from top to bottom: `serve` until the backend's
 process is made, `backend` until the workers' are, then the phases of each rank (`process` is its
-interpreter and its own imports, `other` what no phase has), then what is left until the ready line.
+interpreter and its own imports, `waiting` for the backend to say what it is to do, `other` what no
+phase has), then what is left until the ready line.
 Beside them stands the processor time that each process had taken by then, which other programs on
 the machine change little.
 """

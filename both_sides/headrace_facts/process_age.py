@@ -1,7 +1,7 @@
 """How long this process lives already, its interpreter and imports included.
 
-Owns the reading of the moment at which the kernel made it. `time.monotonic` of a module's first
-line comes tenths of a second later, and a start is to be told whole.
+Owns the reading of the moment at which the kernel made it: the first line of a module runs tenths
+of a second later, and those belong to a start too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A start's stretches add up to the whole, whichever rank was the slowest, and medians are of each."""
+"""A start's stretches add up to the whole, whichever rank was the slowest; medians are of each."""
 
 from __future__ import annotations
 

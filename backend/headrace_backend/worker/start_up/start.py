@@ -33,7 +33,7 @@ from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_de
 from headrace_backend.worker.start_up.device_memory import CudaMemory
 from headrace_backend.worker.start_up.draft_model import drafting_build
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
-from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
+from headrace_backend.worker.start_up.kernel_cache import hash_compiler, use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import take_place
@@ -244,6 +244,8 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
+    if device.type == "cuda":
+        hash_compiler()
     prepare_torch(device, config.worker_threads, config.ranks_per_host)
     notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
     for text in filter(None, notices):
