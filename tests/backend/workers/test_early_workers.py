@@ -1,4 +1,4 @@
-"""Workers that are started before they know what they are to do: told, passed over, or ended."""
+"""Workers that are started before they know what they are to do: used, passed over, or ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace_backend.server.main import main
 from headrace_backend.server.workers.early_workers import EarlyWorkers, wanted
 from headrace_backend.step.handover import hand_over, handed_over
 
-# Waits as a worker does, and writes what it was told through the descriptor that its second
+# Waits as a worker does, and writes what it was sent through the descriptor that its second
 # argument names.
 SCRIPT = """
 import os, socket, sys
@@ -70,7 +70,7 @@ def test_those_that_nobody_takes_are_ended() -> None:
     assert len(early) == 0 and not [each for each in psutil.Process().children() if "--early" in each.cmdline()]
 
 
-def test_a_process_whose_parent_is_gone_is_told_nothing() -> None:
+def test_a_process_whose_parent_is_gone_is_sent_nothing() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     assert handed_over(theirs) is None
@@ -112,7 +112,7 @@ def test_a_backend_that_is_refused_leaves_no_early_worker(tmp_path: pathlib.Path
     assert not [each for each in psutil.Process().children() if "--early" in each.cmdline()]
 
 
-def test_a_worker_that_is_never_told_anything_ends_well() -> None:
+def test_a_worker_that_is_never_sent_anything_ends_well() -> None:
     """A real one, whose parent closes its end as the backend does when it ends in order."""
     ours, theirs = socket.socketpair()
     with theirs:

@@ -8,7 +8,7 @@ from tests.support.compiling import compiled
 
 # The interpreter computes all in test_mixture and test_routing.
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "experts", arch)
     streamed = {"_streamed_gate_up_kernel", "_streamed_down_kernel"} if arch == 90 else set[str]()

@@ -40,7 +40,7 @@ class _Waiting:
                 process_group=0,
             )
 
-    def told(self, arguments: Sequence[str], descriptors: Sequence[int]) -> bool:
+    def sent(self, arguments: Sequence[str], descriptors: Sequence[int]) -> bool:
         """Sends it its arguments; False if it is gone."""
         try:
             if self.process.poll() is None:
@@ -78,7 +78,7 @@ class EarlyWorkers:
         return len(self._waiting)
 
     def taken(self, rank: int, arguments: Sequence[str], descriptors: Sequence[int]) -> subprocess.Popen[bytes] | None:
-        """Tells a rank's process what it is to do; None: there is none that lives.
+        """Sends a rank's process its arguments; None: there is none that lives.
 
         Args:
             rank: The rank.
@@ -88,7 +88,7 @@ class EarlyWorkers:
         waiting = self._waiting.pop(rank, None)
         if waiting is None:
             return None
-        if waiting.told(arguments, descriptors):
+        if waiting.sent(arguments, descriptors):
             return waiting.process
         waiting.end()
         return None
