@@ -37,7 +37,7 @@ def test_medians_are_of_each_phase_and_rank() -> None:
 
 # Two starts of a whole server.
 @pytest.mark.slow
-def test_a_server_s_start_is_told_by_phase_and_process(tmp_path: pathlib.Path) -> None:
+def test_a_server_s_start_is_reported_by_phase_and_process(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "start.json"
     command = [sys.executable, "-m", "benchmarks.bench_start_up", "--device", "cpu", "--runs", "2", "--json", str(path)]
     done = subprocess.run(

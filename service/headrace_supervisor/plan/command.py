@@ -404,7 +404,7 @@ def _enough_replicas(sizes: RankSizes, gpu: Gpu, replicas: int, spread: Spread, 
 
     None: no number does that is tried.
     """
-    low, high = replicas, min(MOST_REPLICAS, options["users"])
+    low, high = replicas, min(MOST_REPLICAS, int(options["users"]))
     if high <= low or not _holds(*_engine(sizes, gpu, high, spread, options), options):
         return None
     while high - low > 1:

@@ -83,7 +83,7 @@ class EarlyWorkers:
         Args:
             rank: The rank.
             arguments: What a worker is started with.
-            descriptors: Those that the arguments name, which it gets copies of.
+            descriptors: Descriptors that the arguments name; it gets copies.
         """
         waiting = self._waiting.pop(rank, None)
         if waiting is None:
