@@ -58,10 +58,13 @@ class BackendProcess:
             "telemetry_socket": telemetry_socket,
         }
         config.write_text(json.dumps(settings))
+        # As `headrace serve` starts it; other programs have workers of their own.
+        ranks = int(engine.get("tp", 1)) * int(engine.get("pp", 1)) // int(engine.get("hosts", 1))
+        early = ("--early-workers", str(ranks)) if program == PROGRAM else ()
         self.started_s = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *program, "--config-json", str(config)],
+                [sys.executable, "-m", *program, "--config-json", str(config), *early],
                 stderr=log,
                 env=figures.environment(),
             )

@@ -68,7 +68,7 @@ async def _runs(
 async def _measure(session: EngineSession, workload: Workload, repeats: int, ending: Ending) -> dict[str, Any]:
     """The figures of a workload, and what else is to be said of it under "more"."""
     runs, more = await _runs(session, workload, repeats, ending)
-    figures, spread = medians([summary(_others(run, workload), run.begin_s) for run in runs])
+    figures, spread = medians([summary(_others(run, workload), run.begin_s, run.unanswered) for run in runs])
     more |= {"cached_tokens": 0, "repeats": len(runs), "cut": workload.cut}
     more["unanswered"] = sum(run.unanswered for run in runs)
     more["sent_late_ms"] = round(max(run.latest_s for run in runs) * 1e3, 3)

@@ -67,8 +67,8 @@ async def _measure(session: EngineSession, front: Front, workload: Workload, rep
             uncached(await send_texts(workload, front.tokenizer, front.services, salt, front.clients), workload)
         )
     after = counters(await session.load())
-    figures, spread = medians([summary(run.requests, run.begin_s) for run in runs])
-    engine, engine_spread = medians([summary(run.requests, run.begin_s) for run in engine_runs])
+    figures, spread = medians([summary(run.requests, run.begin_s, run.unanswered) for run in runs])
+    engine, engine_spread = medians([summary(run.requests, run.begin_s, run.unanswered) for run in engine_runs])
     tokens = sum(len(request.arrivals_s) for run in runs for request in run.requests)
     more: dict[str, Any] = {f"{name}_after_warm_up": after[name] - before[name] for name in after}
     more |= {

@@ -70,8 +70,11 @@ def gaps_s(requests: Sequence[Request]) -> Seconds:
     return np.concatenate([np.diff(request.arrivals_s) for request in requests] or [np.empty(0)])
 
 
-def summary(requests: Sequence[Request], begin_s: float) -> dict[str, Any]:
-    """The figures of a run that began at `begin_s` and ended with its last token."""
+def summary(requests: Sequence[Request], begin_s: float, unanswered: int = 0) -> dict[str, Any]:
+    """The figures of a run that began at `begin_s` and ended with its last token.
+
+    Requests that were given up are in no percentile, and none of them was a good answer.
+    """
     wall_s = max(float(request.arrivals_s[-1]) for request in requests) - begin_s
     ttft = np.asarray([request.ttft_s for request in requests])
     e2e = np.asarray([request.e2e_s for request in requests])
@@ -90,7 +93,7 @@ def summary(requests: Sequence[Request], begin_s: float) -> dict[str, Any]:
         "e2e_p50": rank(e2e, 0.5),
         "e2e_p95": rank(e2e, 0.95),
         "e2e_p99": rank(e2e, 0.99),
-        "goodput": round(sum(request.good for request in requests) / len(requests), 4),
+        "goodput": round(sum(request.good for request in requests) / (len(requests) + unanswered), 4),
     }
 
 

@@ -32,6 +32,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     shown = [
         f"{result['name']}: {result['requests']} requests in {result['wall_s']:.2f} s, goodput {result['goodput']:.1%}"
     ]
+    if result.get("unanswered"):
+        shown.append(f"  {result['unanswered']} more were given up unanswered: they are in no percentile")
     for name, unit, more_is_better in _ROWS:
         if result[name] is None:
             continue

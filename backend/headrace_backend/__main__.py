@@ -1,7 +1,7 @@
 """Entry of the backend process: `python -m headrace_backend`.
 
-It ties the process to its parent, has SIGUSR1 write the event loop's stack to stderr, then hands
-over to the server.
+It ties the process to its parent, starts as many workers early as the command line says, has
+SIGUSR1 write the event loop's stack to stderr, then hands over to the server.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import signal
 import sys
 
 from headrace_backend.server.lifetime import die_with_parent
+from headrace_backend.server.workers.early_workers import EarlyWorkers, wanted
 
 if __name__ == "__main__":
     # First of all: a parent that dies while the imports below run must take this process along.
     if "--outlive-parent" not in sys.argv[1:]:
         die_with_parent()
+    early_workers = EarlyWorkers((sys.executable, "-m", "headrace_backend.worker"), wanted(sys.argv[1:]))
     # Not those of other threads, which may be running: reading frames that change can end a
     # process.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
@@ -26,4 +28,4 @@ if __name__ == "__main__":
 
     gc.freeze()
     gc.enable()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], early_workers=early_workers))

@@ -90,7 +90,7 @@ def backend(named_model: str | None, config_file: pathlib.Path | None, **flags: 
     """
     _require_worker()
     config = _loaded(configs.load_backend, config_file, flags, named_model)
-    _become("headrace_backend", config, "--outlive-parent")
+    _become("headrace_backend", config, "--outlive-parent", "--early-workers", str(config.engine.ranks_per_host))
 
 
 @settings_options(configs.RANKS)

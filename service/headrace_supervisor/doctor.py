@@ -25,6 +25,7 @@ import rich.console
 import rich.markup
 import rich.table
 
+from headrace_backend.cards import Card, in_words, why_too_old
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import Need, no_folder, resolve
 from headrace_model_folder.draft_heads.mtp_folder import open_mtp
@@ -41,9 +42,6 @@ from headrace_supervisor.settings import ConfigError
 # One stream takes a descriptor or two in each process; fewer than this are used up by an ordinary
 # number of clients.
 _ENOUGH_FILES = 4096
-_OLDEST_CAPABILITY = (8, 0)
-# Parts of the names of cards that the kernels' launch rules were measured on.
-_MEASURED_CARDS = ("H200",)
 _TORCH_PROBE = """
 import json, torch
 gpus, error = [], ""
@@ -184,15 +182,14 @@ def _gpus(gpus: list[tuple[str, int, int, int]], cuda: str | None, error: str = 
             f"none that torch can use ({reason}, torch for {cuda or 'CPU'}); models run on the CPU",
         )
     for index, (name, major, minor, memory_bytes) in enumerate(gpus):
-        enough = (major, minor) >= _OLDEST_CAPABILITY
-        advice = "" if enough else f"; below {_OLDEST_CAPABILITY[0]}.{_OLDEST_CAPABILITY[1]}, use --device cpu"
-        if enough and not any(measured in name for measured in _MEASURED_CARDS):
-            advice = "; not measured on this card"
+        card = Card(name, (major, minor))
+        too_old = why_too_old(card)
+        advice = in_words(card) if too_old is None else f"{too_old}; --device cpu works"
         detail = (
-            f"{name}, compute capability {major}.{minor}, {memory_bytes / 2**30:.0f} GiB, driver "
-            f"{_driver_version() or 'unknown'}{advice}"
+            f"{name}, {card.generation}, {memory_bytes / 2**30:.0f} GiB, driver {_driver_version() or 'unknown'}; "
+            f"{advice}"
         )
-        yield Finding(f"GPU {index}", Verdict.OK if enough else Verdict.LIMITED, detail)
+        yield Finding(f"GPU {index}", Verdict.OK if too_old is None else Verdict.LIMITED, detail)
 
 
 def _driver_version() -> str:

@@ -16,7 +16,6 @@ import asyncio
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ import structlog
 from headrace_credentials import files as credential_files
 from headrace_credentials.files import CredentialError
 from headrace_credentials.server_tls import ServerTls, TlsFiles
+from headrace_facts.process_age import process_age_s
 from headrace_service.auth.api_keys import InvalidKeyFile, KeyFile
 from headrace_supervisor import config as configs
 from headrace_supervisor import service_settings
@@ -307,14 +307,13 @@ class Supervisor:
 
         Raises Refused.
         """
-        started = time.monotonic()
         await table.load_first()
         for probe in self._probes:
             await self._ready(probe)
         self._served = True
         self._start_telemetry()
         places = " and ".join(", ".join(some) for some in (self._addresses, self._urls) if some)
-        print(f"listening on {places} (ready after {time.monotonic() - started:.1f} s; Ctrl-C ends)", flush=True)
+        print(f"listening on {places} (ready after {process_age_s():.1f} s; Ctrl-C ends)", flush=True)
 
     async def _start_telemetry_later(self) -> None:
         await asyncio.sleep(_TELEMETRY_DELAY_S)

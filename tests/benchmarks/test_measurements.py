@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.ceilings import Ceilings
 from benchmarks.measurements import Request, itl_over_time, medians, summary
-from benchmarks.results_table import share_of_floor
+from benchmarks.results_table import lines, share_of_floor
 from benchmarks.roofline import PerfectEngine, StepTime
 from benchmarks.shapes import SHAPES, shape_of, write_model_folder
 from benchmarks.token_log import TokenLog
@@ -159,3 +159,12 @@ def test_shares_of_the_floor_are_one_at_the_floor(better: bool, share: float) ->
 def test_ranks_share_a_step_evenly() -> None:
     shared = dataclasses.replace(LLAMA_8B, ranks=4)
     assert shared.seconds(8, 8, 4000, 0.0) == pytest.approx(LLAMA_8B.seconds(8, 8, 4000, 0.0) / 4)
+
+
+def test_requests_that_were_given_up_are_no_good_answers_and_are_said() -> None:
+    requests = [Request(0.0, 8, np.array([0.1, 0.12])), Request(0.0, 8, np.array([3.0, 3.1]))]
+    assert summary(requests, 0.0)["goodput"] == 0.5
+    found = summary(requests, 0.0, unanswered=2)
+    assert found["goodput"] == 0.25 and found["requests"] == 2
+    shown = lines({**found, "name": "users1000", "floor": None, "unanswered": 2})
+    assert "  2 more were given up unanswered: they are in no percentile" in shown

@@ -46,6 +46,7 @@ def launches(repository: pathlib.Path, **flags: object) -> ModelLaunches:
 def engine_of(made: ModelLaunches, name: str, memory_bytes: int = 0) -> dict[str, object]:
     launch = made.prepare(name, memory_bytes, 0)
     config: dict[str, dict[str, object]] = json.loads(pathlib.Path(launch.spec.command[-1]).read_text())
+    assert launch.spec.command[3:5] == ("--early-workers", "1")
     assert config["listen"] == launch.address and launch.spec.name == f"backend {name}"
     return config["engine"]
 

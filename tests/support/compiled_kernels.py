@@ -4,7 +4,7 @@ They are compiled as their own launchers would launch them.
 
 `_ROOMS` names the rooms.
 
-    python -m tests.support.compiled_kernels ROOM 80|86|90
+    python -m tests.support.compiled_kernels ROOM 80|86|89|90
 
 runs the launchers on CPU tensors with compilation in place of launching, and prints one line of
 JSON per kernel. A process of its own, because Triton decides at import whether it interprets.
@@ -57,7 +57,7 @@ from headrace_kernels.linear import (
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gated import dense as gated_dense
 from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
-from headrace_kernels.linear.w4a8 import gemm_sm90
+from headrace_kernels.linear.w4a8 import dequantized, gemm_sm90
 from headrace_kernels.linear.w4a8 import products as w4a8_products
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats import block_weight
@@ -70,8 +70,9 @@ from headrace_kernels.weight_formats.quantized_weight import (
     plane_inputs,
 )
 
-# Largest shared memory of a program, by architecture.
-_SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+# Largest shared memory of a program, by architecture. sm_86 (A10, RTX 3090) and sm_89 (L40S, L4,
+# RTX 4090) differ by FP8 alone: what has none is compiled for sm_89 in place of both.
+_SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
 class _Card:
@@ -572,11 +573,12 @@ def compile_rounded(arch: int) -> list[Any]:
     """Compiles the rounding of tokens of an 8B Llama and of a model of 5,120.
 
     They are rounded by what makes them, and by a kernel of their own, which also takes a static
-    scale; to e4m3 where the card multiplies it.
+    scale; to e4m3 where the card multiplies it, and so is an INT4 weight that is to be multiplied
+    by such tokens.
     """
     numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
     with contextlib.ExitStack() as stack:
-        for room in (rms_norm, rounded_tokens, swiglu):
+        for room in (rms_norm, rounded_tokens, swiglu, dequantized):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for number, dtype, (hidden, inner) in itertools.product(
@@ -589,6 +591,9 @@ def compile_rounded(arch: int) -> list[Any]:
                 swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number, activation)
             rounded_tokens.round_tokens(x, number)
             rounded_tokens.round_tokens(x, number, 0.5)
+        if arch >= 89:
+            weight = allocate(QuantKind.INT4, 6144, 4096, 128, torch.bfloat16, torch.device("cpu"))
+            dequantized.round_to_e4m3(weight, range(6144), torch.empty(6144, 4096, dtype=torch.float8_e4m3fn))
     return compiled
 
 

@@ -123,7 +123,9 @@ def test_a_worker_starts_answers_every_plan_in_order_and_ends(
     assert plan.kv_block_bytes == 2 * 2 * 2 * 8 * 4 * 16
     assert plan.num_blocks == ready.num_blocks == (1 << 20) // plan.kv_block_bytes
     assert plan.weight_bytes == 4 * ready.parameter_count
-    assert {"folder", "imports", "weights", "cache", "warm_up"} <= ready.phases_s.keys()
+    phases = ready.phases_s
+    assert {"process", "folder", "imports", "device", "weights", "cache", "warm_up", "other"} <= phases.keys()
+    assert min(phases.values()) >= 0 and phases["process"] > 0
     # Planned ahead: none of the results was read.
     # Row 0 and block 0 served the warm-up before.
     plans = [

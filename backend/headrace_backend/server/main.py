@@ -44,6 +44,8 @@ from headrace_backend.server.model_facts import ModelFacts, model_limits, text_b
 from headrace_backend.server.socket_tls import read_tls
 from headrace_backend.server.streams.engine_service import EngineService
 from headrace_backend.server.telemetry import Teller, new_step_log, open_feed
+from headrace_backend.server.workers import early_workers as early
+from headrace_backend.server.workers.early_workers import EarlyWorkers
 from headrace_backend.server.workers.host_ranks import WorkerLaunch, plan_ring_bytes
 from headrace_backend.server.workers.worker_process import DEFAULT_WORKER_COMMAND
 from headrace_backend.server.workers.worker_supervision import ModelRefused
@@ -59,12 +61,17 @@ from headrace_model_folder import InvalidModelFolder, MeasuredLoss, ModelFolder,
 _MAX_CONFIG_BYTES = 1 << 20
 
 
-def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND) -> int:
+def main(
+    arguments: Sequence[str],
+    worker_command: tuple[str, ...] = DEFAULT_WORKER_COMMAND,
+    early_workers: EarlyWorkers | None = None,
+) -> int:
     """Runs the backend until a signal ends it.
 
     Args:
         arguments: Command line without the program.
         worker_command: What starts a worker; its own arguments are appended.
+        early_workers: Workers of that command that wait already; None: there are none.
 
     Returns:
         An `ExitCode`.
@@ -74,9 +81,16 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         "--config-json", required=True, metavar="PATH", help="BackendConfig as JSON; - reads standard input"
     )
     parser.add_argument("--outlive-parent", action="store_true", help="do not die with the parent process")
+    parser.add_argument(
+        early.FLAG,
+        type=int,
+        default=0,
+        metavar="N",
+        help="workers to start first of all, which wait for what they are to do",
+    )
     pulse.add_argument(parser)
     options = parser.parse_args(arguments)
-    config = None
+    config, early_workers = None, early_workers or EarlyWorkers()
     try:
         config = _read_config(options.config_json)
         configure_logs(config.log_format, config.log_level)
@@ -86,11 +100,15 @@ def main(arguments: Sequence[str], worker_command: tuple[str, ...] = DEFAULT_WOR
         secret = read_secret(config.token_file, address, has_certificates=tls is not None)
         with claimed_socket(address):
             folder = _open_model(config.engine)
-            backend = uvloop.run(_run(config, address, tls, secret, folder, worker_command, options.pulse_fd))
+            backend = uvloop.run(
+                _run(config, address, tls, secret, folder, worker_command, early_workers, options.pulse_fd)
+            )
     except (StartRefused, ModelRefused) as refused:
         if not _noted_refusal(config, refused):
             print(f"headrace backend: {refused}", file=sys.stderr, flush=True)
         return ExitCode.REFUSED
+    finally:
+        early_workers.close()
     return backend
 
 
@@ -185,6 +203,7 @@ async def _run(
     secret: bytes | None,
     folder: ModelFolder,
     worker_command: tuple[str, ...],
+    early_workers: EarlyWorkers,
     pulse_fd: int | None,
 ) -> ExitCode:
     pulse.start(pulse_fd)
@@ -217,6 +236,7 @@ async def _run(
         shows_bars=shows_bars,
         vocab_size=limits.vocab_size,
         num_cache_groups=len(limits.cache_groups),
+        early_workers=early_workers,
     )
     hosts = None
     if config.engine.hosts > 1:

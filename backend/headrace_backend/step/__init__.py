@@ -13,6 +13,7 @@ writing one costs a copy and reading one costs nothing. The way of one step:
     masks         which tokens rows with a grammar may draw, behind the plan of their step
     drafts        what such rows have drafted, as the masks of draws behind drafts need it
     messages      rare messages beside the steps: start-up progress, memory plan, readiness, failure
+    handover      arguments and descriptors for a worker that was started before them
     ring          the transport: records of bytes in shared memory, one writer, several readers
     rank_board    counters by which the server sees how far each rank is
 

@@ -89,6 +89,10 @@ class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):
     num_tensors: int = 0
 
 
+# The phase of a start in which torch and Triton are loaded, for who waits.
+TORCH_PHASE = "torch"
+
+
 class LoadProgress(msgspec.Struct, tag="load_progress", frozen=True):
     """How far a start-up phase is; it is also a sign of life for the watchdog."""
 

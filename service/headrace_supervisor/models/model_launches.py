@@ -142,7 +142,9 @@ class ModelLaunches:
             raise refusals.unavailable(f"model {name}: its configuration can't be written: {error.strerror}") from None
         process = "backend" if self._repository is None else f"backend {name}"
         process += f" (replica {replica})" if self._replicas > 1 else ""
-        spec = ProcessSpec(process, (sys.executable, "-m", "headrace_backend", "--config-json", str(path)))
+        early = ("--early-workers", str(backend.engine.ranks_per_host))
+        command = (sys.executable, "-m", "headrace_backend", *early, "--config-json", str(path))
+        spec = ProcessSpec(process, command)
         return Launch(spec, backend.listen, claim, backend.refusal_file)
 
     def _backend(self, name: str, memory_bytes: int, index: int, replica: int) -> configs.BackendConfig:

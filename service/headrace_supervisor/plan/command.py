@@ -2,8 +2,8 @@
 
 It answers before any GPU is rented.
 
-Owns flags, the question to a process that knows the workers' arithmetic (it imports torch, and this
-one does not), and the table. What users get of it is `capacity`'s.
+Owns flags, and the question to a process that knows the workers' arithmetic (it imports torch, and
+this one does not). What users get of it is `capacity`'s and `tails`', the table `engine_table`'s.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import click
-import rich.box
-import rich.console
-import rich.table
 from click.core import ParameterSource
 
 from headrace.local_server.installed import require_worker
@@ -33,7 +30,9 @@ from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
 from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
+from headrace_supervisor.plan.engine_table import ANY, MOST_REPLICAS, print_engines
 from headrace_supervisor.plan.fleet_table import Asked, fleet_rows, print_fleets
+from headrace_supervisor.plan.tails import Spread, Tails, tails
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,6 +56,7 @@ _EXAMPLES = """\b
 Examples:
   headrace plan path/to/Llama-3.1-8B-Instruct --gpus 2 --users 200
   headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --quantize any
+  headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --think-s 45 --output-spread 0.7 --target-answer-s 5
   headrace plan --shape llama-3.1-8b --fleet 10,100 --think-s 45
 """
 _MOST_CONFIG_BYTES = 4 << 20
@@ -64,17 +64,13 @@ _RANKS = (1, 2, 4, 8)
 # From what changes nothing to what takes least.
 _QUANTIZE = ("off", "int8", "fp8", "int4", "nf4")
 _KV_DTYPES = ("auto", "fp8", "int8")
-_ANY = "any"
 _TIMEOUT_S = 300.0
 # Fleets of one table, engines of one fleet, and the options that are for fleets alone.
 _MOST_FLEETS = 8
 _MOST_ENGINES = 10_000
-_OF_FLEETS = ("shared_tokens", "prefixes", "target_ttft_ms", "lost_percent", "services", "card_hour")
-_GIB = 1 << 30
-# Of columns that are called otherwise than their fields.
-_TITLES = {"kv_dtype": "KV", "replicas": "engines"}
-# Columns that the table needs.
-_LEAST_WIDTH = 110
+_OF_FLEETS = ("shared_tokens", "prefixes", "lost_percent", "services", "card_hour")
+# First tokens of a fleet come within so long, where nothing else is asked.
+_FLEET_TTFT_MS = 1000.0
 _TOKENS = click.IntRange(1, 1_000_000)
 
 
@@ -111,11 +107,25 @@ class _Lengths(NamedTuple):
 @click.option("--users", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="users in a closed loop")
 @click.option("--prompt-tokens", type=_TOKENS, default=512, show_default=True, help="mean of a user's prompts")
 @click.option("--output-tokens", type=_TOKENS, default=256, show_default=True, help="mean of the answers")
+@click.option(
+    "--prompt-spread",
+    type=_Number(0, 3),
+    default=0.0,
+    show_default=True,
+    help="deviation of the logarithm of prompts' lengths, as of headrace bench; 0: all have the mean",
+)
+@click.option("--output-spread", type=_Number(0, 3), default=0.0, show_default=True, help="the same for answers")
 @click.option("--think-s", type=_Number(0, 86_400), default=0.0, help="mean seconds between answer and prompt")
 @click.option("--target-itl-ms", type=_Number(0, 10_000, min_open=True), help="longest time between tokens")
 @click.option(
+    "--target-ttft-ms",
+    type=_Number(0, 600_000, min_open=True),
+    help=f"latest first token of 95 in 100; with --fleet {_FLEET_TTFT_MS:g} unless given",
+)
+@click.option("--target-answer-s", type=_Number(0, 86_400, min_open=True), help="longest answer of 95 in 100, whole")
+@click.option(
     "--quantize",
-    type=click.Choice([*_QUANTIZE, _ANY]),
+    type=click.Choice([*_QUANTIZE, ANY]),
     default="off",
     show_default=True,
     help="bits of the weights; any: each",
@@ -129,7 +139,7 @@ class _Lengths(NamedTuple):
 )
 @click.option(
     "--kv-dtype",
-    type=click.Choice([*_KV_DTYPES, _ANY]),
+    type=click.Choice([*_KV_DTYPES, ANY]),
     default="auto",
     show_default=True,
     help="numbers of the KV cache; any: each",
@@ -164,13 +174,6 @@ class _Lengths(NamedTuple):
     default=200,
     show_default=True,
     help="shared beginnings that there are (--fleet)",
-)
-@click.option(
-    "--target-ttft-ms",
-    type=_Number(0, 600_000, min_open=True),
-    default=1000.0,
-    show_default=True,
-    help="latest first token of 95 in 100 (--fleet)",
 )
 @click.option(
     "--lost-percent",
@@ -212,13 +215,15 @@ def plan(named_model: str | None, shape: str | None, model: str | None, as_json:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _print(rows, options)
+        print_engines(rows, options)
     sys.exit(0 if any(row["holds"] for row in rows) else 1)
 
 
 def _plan_fleets(config: dict[str, Any], options: dict[str, Any], as_json: bool) -> NoReturn:
     """Answers for fleets, whose engines have as many ranks as --gpus allows, and exits."""
     counts = _fleet_counts(options["fleet"])
+    if given := [_flag(name) for name in ("prompt_spread", "output_spread", "target_answer_s") if _is_given(name)]:
+        _refuse(f"{given[0]} is for one machine; the simulation of --fleet has mean lengths")
     engines = _engines(options)
     if len(engines) > 1:
         _refuse("--fleet is for engines of one kind; name weights and cache instead of any")
@@ -249,7 +254,7 @@ def _fleet_asked(sizes: RankSizes, gpu: Gpu, options: dict[str, Any]) -> Asked:
         options["services"],
         options["prefixes"],
         options["lost_percent"] / 100,
-        options["target_ttft_ms"] / 1e3,
+        (options["target_ttft_ms"] or _FLEET_TTFT_MS) / 1e3,
         target_itl_ms / 1e3 if target_itl_ms is not None else None,
         options["card_hour"],
     )
@@ -348,8 +353,8 @@ def _lengths(options: dict[str, Any]) -> _Lengths:
 
 def _engines(options: dict[str, Any]) -> list[dict[str, Any]]:
     """The engines to ask about: of each kind of weights, each kind of cache."""
-    weights = _QUANTIZE if options["quantize"] == _ANY else (options["quantize"],)
-    caches = _KV_DTYPES if options["kv_dtype"] == _ANY else (options["kv_dtype"],)
+    weights = _QUANTIZE if options["quantize"] == ANY else (options["quantize"],)
+    caches = _KV_DTYPES if options["kv_dtype"] == ANY else (options["kv_dtype"],)
     names = ("quantize_head", "speculate", "draft_model", "max_model_len", "pp", "expert_parallel")
     shared = {name: options[name] for name in names} | {"load": "dummy"}
     return [
@@ -363,17 +368,50 @@ def _rows(config: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any
     gpu, gpus = GPUS[options["gpu"]], options["gpus"]
     question = {"model": config, "engines": _engines(options), "gpu_bytes": gpu.memory_bytes}
     question |= {"draft": options.get("draft"), "ranks": [tp for tp in _RANKS if tp * options["pp"] <= gpus]}
-    answers = _asked(question)
-    lengths = _lengths(options)
+    spread = _spread(config, options)
     rows = []
-    for answer in answers:
+    for answer in _asked(question):
         row = answer | {"replicas": gpus // (answer["tp"] * answer["pp"]), "holds": False}
         if not answer["refused"]:
-            demand = Demand(-(-options["users"] // row["replicas"]), *lengths, options["think_s"])
-            found = predict(_rank_sizes(answer), gpu, demand)
-            row |= _shown(found) | {"holds": _holds(found, options["target_itl_ms"])}
+            sizes = _rank_sizes(answer)
+            found, waits = _engine(sizes, gpu, row["replicas"], spread, options)
+            row |= _shown(found) | _shown_tails(waits, row["replicas"]) | {"holds": _holds(found, waits, options)}
+            if not row["holds"] and (options["target_answer_s"] or options["target_ttft_ms"]):
+                row["enough_replicas"] = _enough_replicas(sizes, gpu, row["replicas"], spread, options)
         rows.append(row)
     return rows
+
+
+def _spread(config: dict[str, Any], options: dict[str, Any]) -> Spread:
+    longest = options["max_model_len"] or parse_config(config).max_position_embeddings
+    return Spread(options["prompt_spread"], options["output_spread"], longest)
+
+
+def _engine(
+    sizes: RankSizes, gpu: Gpu, replicas: int, spread: Spread, options: dict[str, Any]
+) -> tuple[Prediction, Tails | None]:
+    """What one of so many engines does for its share of the users.
+
+    It has no tails where users wait for each other.
+    """
+    demand = Demand(-(-options["users"] // replicas), *_lengths(options), options["think_s"])
+    found = predict(sizes, gpu, demand)
+    return found, None if found.is_overloaded else tails(sizes, gpu, demand, spread, found)
+
+
+def _enough_replicas(sizes: RankSizes, gpu: Gpu, replicas: int, spread: Spread, options: dict[str, Any]) -> int | None:
+    """The fewest engines, more than there are, that keep to what is asked.
+
+    None: no number does that is tried.
+    """
+    low, high = replicas, min(MOST_REPLICAS, int(options["users"]))
+    if high <= low or not _holds(*_engine(sizes, gpu, high, spread, options), options):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        holds = _holds(*_engine(sizes, gpu, middle, spread, options), options)
+        low, high = (low, middle) if holds else (middle, high)
+    return high
 
 
 def engine_sizes(shape: str, engine: dict[str, Any], gpu: Gpu) -> RankSizes:
@@ -429,84 +467,30 @@ def _shown(found: Prediction) -> dict[str, Any]:
     }
 
 
-def _holds(found: Prediction, target_itl_ms: float | None) -> bool:
-    return not found.is_overloaded and (target_itl_ms is None or found.itl_ms <= target_itl_ms)
+def _shown_tails(waits: Tails | None, replicas: int) -> dict[str, Any]:
+    if waits is None:
+        return {}
+    return {
+        "ttft_p50_ms": round(waits.ttft_p50_s * 1e3, 1),
+        "ttft_p95_ms": round(waits.ttft_p95_s * 1e3, 1),
+        "answer_p50_s": round(waits.answer_p50_s, 2),
+        "answer_p95_s": round(waits.answer_p95_s, 2),
+        "output_tokens_per_s": round(waits.tokens_per_s * replicas, 1),
+        "simulated_answers": waits.answers,
+    }
 
 
-def _print(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    has_choice = _ANY in (options["quantize"], options["kv_dtype"])
-    holding = [row for row in rows if row["holds"]]
-    # Of many the ones that hold are what was asked for.
-    shown = holding if has_choice and holding else rows
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    kinds = ("quantize", "kv_dtype") if has_choice else ()
-    ranks = ("pp", "tp") if options["pp"] > 1 else ("tp",)
-    figures = ("weights", "steps", "cache", "held", "active", "ITL ms", "answer s")
-    for title in (*(_TITLES.get(name, name) for name in (*kinds, *ranks, "replicas")), *figures):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in shown:
-        table.add_row(*(str(row[name]) for name in (*kinds, *ranks, "replicas")), *_cells(row), _verdict(row))
-    console = rich.console.Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
-    console.print(table)
-    for row in shown:
-        if row["refused"]:
-            console.print(f"{_named(row)}: {row['refused']}", markup=False, soft_wrap=True)
-    if has_choice and holding:
-        console.print(_best(holding), soft_wrap=True)
-    elif not holding and not has_choice:
-        console.print(
-            "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
-        )
-    console.print(
-        "Weights, a step's memory with graphs, and cache with the states of recurrent layers (of rows, and kept for "
-        "prefixes): GiB of each of "
-        f"{options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its "
-        "cache holds them, and a step has that many rows), and that are active of its share of "
-        f"{options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps "
-        "reached on H200s.",
-        soft_wrap=True,
-    )
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    if row["refused"]:
-        return [""] * 7
-    steps = row["activation_bytes"] + row["graph_bytes"]
-    cache = row["kv_cache_bytes"] + row["state_bytes"] + row["checkpoint_bytes"]
-    sizes = row["weight_bytes"], steps, cache
-    rows, times = (row["rows_held"], row["active"]), (f"{row['itl_ms']:.2f}", f"{row['answer_s']:.1f}")
-    return [*(f"{size / _GIB:.1f}" for size in sizes), *(f"{count:,.0f}" for count in rows), *times]
-
-
-def _named(row: dict[str, Any]) -> str:
-    kinds = (
-        "" if (row["quantize"], row["kv_dtype"]) == ("off", "auto") else f", {row['quantize']}, KV {row['kv_dtype']}"
-    )
-    stages = "" if row["pp"] == 1 else f"pp {row['pp']}, "
-    return f"{stages}tp {row['tp']}{kinds}"
-
-
-def _best(holding: list[dict[str, Any]]) -> str:
-    """What to take, for whom loss counts most and for whom time does.
-
-    Rows come from the most bits to the fewest.
-    """
-    most_bits = [
-        row for row in holding if (row["quantize"], row["kv_dtype"]) == (holding[0]["quantize"], holding[0]["kv_dtype"])
-    ]
-    first, quickest = (min(found, key=lambda row: float(row["answer_s"])) for found in (most_bits, holding))
-    return (
-        f"With the most bits {_named(first)} holds ({first['answer_s']} s an answer); the quickest is "
-        f"{_named(quickest)} ({quickest['answer_s']} s). What bits cost in answers: docs/accuracy.md."
-    )
-
-
-def _verdict(row: dict[str, Any]) -> str:
-    if row["refused"]:
-        return "refused"
-    return "holds" if row["holds"] else "users wait" if row["overloaded"] else "too slow"
+def _holds(found: Prediction, waits: Tails | None, options: dict[str, Any]) -> bool:
+    """Whether nobody waits for another's end, and times are as asked."""
+    if found.is_overloaded:
+        return False
+    itl_ms, ttft_ms, answer_s = (options[name] for name in ("target_itl_ms", "target_ttft_ms", "target_answer_s"))
+    if itl_ms is not None and found.itl_ms > itl_ms:
+        return False
+    if waits is None:
+        return ttft_ms is None and answer_s is None
+    in_time = ttft_ms is None or waits.ttft_p95_s * 1e3 <= ttft_ms
+    return in_time and (answer_s is None or waits.answer_p95_s <= answer_s)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -53,6 +53,8 @@ async def test_every_line_of_a_gpu_start_is_written(model: pathlib.Path, tmp_pat
         [ready] = backend.log_lines("workers ready")
         assert (ready["device"], ready["captured_mixed_sizes"]) == ("cuda:0", [64, 128, 256])
         assert ready["phases_s"]["weights"] == 12.25 and ready["load_gb_s"] == 1.31
+        by_rank = {name: [seconds + rank for rank in range(tp)] for name, seconds in ready["phases_s"].items()}
+        assert ready.get("phases_s_by_rank") == (by_rank if tp > 1 else None)
         await until(lambda: [fact for fact in peer.taken if isinstance(fact, facts.EngineFacts)])
         [reported] = [fact for fact in peer.taken if isinstance(fact, facts.EngineFacts)]
         assert (reported.device, reported.copy_bytes_per_s) == ("cuda:0", tp * 4.1e12)

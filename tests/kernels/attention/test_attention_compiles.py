@@ -8,7 +8,7 @@ from tests.support.compiling import compiled
 
 # 40 s of a core for sm_90 alone; what the kernels compute is proven in the interpreter.
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 86, 90])
+@pytest.mark.parametrize("arch", [80, 86, 89, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "attention", arch)
     names = {kernel["name"] for kernel in kernels}
@@ -19,8 +19,9 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
     # Registers spilled inside a loop cost bandwidth. The paged kernel spills some on sm_90, where
     # it was the fastest with this tile all the same; of heads of 256 over a quantized cache 160
     # bytes, outside of the loop of whole tiles; of heads of 512 288 bytes. sm_86 has not been
-    # looked at. That of warps of three trades spills what is the same for a tile of rows.
-    may_spill = {80: set(), 86: names, 90: {"_paged_kernel", "_gathered_kernel_sm90"}}[arch]
+    # looked at; on sm_89 it spills 24 bytes at most. That of warps of three trades spills what is
+    # the same for a tile of rows.
+    may_spill = {80: set(), 86: names, 89: {"_paged_kernel"}, 90: {"_paged_kernel", "_gathered_kernel_sm90"}}[arch]
     assert {kernel["name"] for kernel in kernels if kernel["stack_bytes"] > 0} <= may_spill
     if arch >= 90:
         products = {kernel["name"]: kernel["warpgroup_products"] for kernel in kernels}

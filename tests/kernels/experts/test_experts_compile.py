@@ -8,7 +8,7 @@ from tests.support.compiling import compiled
 
 # The interpreter computes all in test_mixture and test_routing.
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90])
 def test_all_kernels_fit_the_card(arch: int) -> None:
     kernels = compiled("compiled_kernels", "experts", arch)
     streamed = {"_streamed_gate_up_kernel", "_streamed_down_kernel"} if arch == 90 else set[str]()
@@ -18,8 +18,9 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         "_combine_kernel", "_few_gate_up_kernel", "_few_down_kernel", "_many_kernel",
     }  # fmt: skip
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    # Registers spilled inside a loop cost bandwidth.
-    assert not [kernel for kernel in kernels if kernel["stack_bytes"]]
+    # Registers spilled inside a loop cost bandwidth; on sm_89 four of INT4's tiles are.
+    most = {"_tile_kernel": 16} if arch == 89 else {}
+    assert not [kernel for kernel in kernels if kernel["stack_bytes"] > most.get(kernel["name"], 0)]
     if arch == 90:
         assert all(
             kernel["warpgroup_products"] for kernel in kernels if kernel["name"] in ("_tile_kernel", "_many_kernel")

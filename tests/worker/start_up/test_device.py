@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace_backend.cards import Card
 from headrace_backend.worker.errors import StartRefused
 from headrace_backend.worker.start_up import device as devices
-from headrace_backend.worker.start_up.device import Card, NoCuda, choose_device, explain, unmeasured, why_too_old
+from headrace_backend.worker.start_up.device import NoCuda, choose_device, explain
 from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
 
 
@@ -31,16 +32,6 @@ from headrace_backend.worker.start_up.memory_plan import free_memory_bytes
 )
 def test_why_there_is_no_gpu_is_one_line(facts: NoCuda, line: str) -> None:
     assert explain(facts) == line
-
-
-def test_cards_from_ampere_on_are_taken_and_those_not_measured_say_so() -> None:
-    assert why_too_old(Card("Tesla T4", (7, 5))) == "Tesla T4 has compute capability 7.5, the kernels need 8.0 or more"
-    for capability in ((8, 0), (8, 9), (9, 0), (12, 0)):
-        assert why_too_old(Card("some card", capability)) is None
-    assert unmeasured(Card("NVIDIA H200", (9, 0))) is None
-    assert "not measured on this card: NVIDIA A10, compute capability 8.6" in str(
-        unmeasured(Card("NVIDIA A10", (8, 6)))
-    )
 
 
 @pytest.fixture

@@ -11,12 +11,14 @@ import subprocess
 import sys
 
 import pytest
+from triton.runtime.cache import triton_key
 
 from headrace_backend.worker.start_up.kernel_cache import (
     VARIABLE,
     UnusableFolder,
     checked_folder,
     default_folder,
+    hash_compiler,
     use_kernel_cache,
 )
 
@@ -75,3 +77,12 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: pathlib.Path
         checked_folder(tmp_path)
     tmp_path.chmod(0o755)
     assert checked_folder(tmp_path) == tmp_path
+
+
+def test_the_compiler_is_hashed_before_a_kernel_asks_for_it() -> None:
+    triton_key.cache_clear()
+    hash_compiler().join()
+    # What a kernel asks is answered from memory.
+    assert triton_key.cache_info().misses == 1
+    triton_key()
+    assert triton_key.cache_info()[:2] == (1, 1)

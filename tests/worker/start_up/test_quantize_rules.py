@@ -16,6 +16,7 @@ from tests.model_folder.test_gguf import FILE, small
 from tests.support.demo_config import demo_config
 from tests.support.running_server import DEMO
 
+from headrace_backend.cards import Card
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.quantize_rules import unsuitable_head, unsuitable_quantization
 from headrace_backend.worker.start_up.quantized import without_products
@@ -72,10 +73,10 @@ def test_the_value_that_is_said_to_work_works(group: int, hidden: int, inner: in
 
 def test_a_card_without_fp8_products_is_reported() -> None:
     fp8, int8 = {QuantKind.FP8, QuantKind.INT4}, {QuantKind.INT8}
-    line = without_products(fp8, "NVIDIA A100", (8, 0))
+    line = without_products(fp8, Card("NVIDIA A100", (8, 0)))
     assert line is not None and line.startswith("NVIDIA A100, compute capability 8.0, has no FP8 products")
-    assert without_products(fp8, "NVIDIA L4", (8, 9)) is None and without_products(fp8, "NVIDIA H200", (9, 0)) is None
-    assert without_products(int8, "NVIDIA A100", (8, 0)) is None
+    assert all(without_products(fp8, Card(*each)) is None for each in (("NVIDIA L4", (8, 9)), ("NVIDIA H200", (9, 0))))
+    assert without_products(int8, Card("NVIDIA A100", (8, 0))) is None
 
 
 def test_a_folder_that_is_quantized_already_is_not_quantized_again() -> None:

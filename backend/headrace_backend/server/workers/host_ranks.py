@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.server.workers.early_workers import EarlyWorkers
 from headrace_backend.server.workers.worker_process import (
     DEFAULT_WORKER_COMMAND,
     RankDescriptors,
@@ -48,6 +49,8 @@ class WorkerLaunch:
     vocab_size: int = 0
     # Cache groups of the model: rows have a block table in each.
     num_cache_groups: int = 1
+    # Workers of the command that were started already; the first life of the ranks takes them.
+    early_workers: EarlyWorkers = dataclasses.field(default_factory=EarlyWorkers)
 
     @property
     def world_size(self) -> int:
@@ -115,6 +118,7 @@ class HostRanks:
                 self.workers.append(self._started(rank, config_json, ranks))
         finally:
             self._ring.close()
+            self._launch.early_workers.close()
 
     def _started(self, rank: int, config_json: str, ranks: RankDescriptors) -> WorkerProcess:
         config = self._launch.config
@@ -128,6 +132,7 @@ class HostRanks:
                 result_ring_bytes(config),
                 self._on_records,
                 ranks,
+                self._launch.early_workers,
             )
         except OSError as error:
             raise RankNotStarted(f"worker {rank} could not be started: {error.strerror}") from error

@@ -1,8 +1,8 @@
 """What the workers of one life are together, from what each said when it was ready.
 
-Owns the sums: rates of all ranks, and how the layers of all pipeline stages were quantized. Ranks
-of one stage have parts of the same layers and report alike, so the first of each stage speaks for
-it.
+Owns the sums: rates of all ranks, how the layers of all pipeline stages were quantized, and the
+seconds of each rank's start. Ranks of one stage have parts of the same layers and report alike, so
+the first of each stage speaks for it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ def together(ready: Sequence[WorkerReady], stage_size: int) -> WorkerReady:
         marks_per_step=min(message.marks_per_step for message in ready),
         quantization=_of_all_stages(reports) if reports else None,
     )
+
+
+def phases_by_rank(ready: Sequence[WorkerReady]) -> dict[str, list[float]]:
+    """Returns for each phase of a start the seconds that it took each rank, to the millisecond.
+
+    Ranks wait for each other at the end of a phase, so the one that took longest made it so long. A
+    phase that a rank did not have is 0 there.
+    """
+    names = dict.fromkeys(name for message in ready for name in message.phases_s)
+    return {name: [round(message.phases_s.get(name, 0.0), 3) for message in ready] for name in names}
 
 
 def _of_all_stages(reports: Sequence[QuantizationReport]) -> QuantizationReport:

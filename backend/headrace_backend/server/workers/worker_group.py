@@ -26,6 +26,7 @@ from headrace_backend.server.workers.rank_watch import RankWatch, WatchedRank, s
 from headrace_backend.server.workers.start_report import LINE_INTERVAL_S, StartReport
 from headrace_backend.server.workers.worker_process import RankDescriptors, Record
 from headrace_backend.step.messages import (
+    TORCH_PHASE,
     LoadProgress,
     MemoryPlan,
     Notice,
@@ -136,6 +137,10 @@ class WorkerGroup:
             shared.close()
 
     def _start(self, ranks: RankDescriptors) -> None:
+        if len(self._launch.early_workers):
+            # These may still be in their imports, and say nothing meanwhile.
+            for report in self._reports:
+                report.on_progress(LoadProgress(TORCH_PHASE, 0, 1, ""))
         try:
             self._local.spawn(ranks)
         except RankNotStarted as error:

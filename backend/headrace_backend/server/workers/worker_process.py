@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace_backend.server.logs import get_logger
+from headrace_backend.server.workers.early_workers import EarlyWorkers
 from headrace_backend.step.meeting import MeetingPoint
 from headrace_backend.step.rank_board import create_board
 from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingReader, create_ring
@@ -97,8 +98,9 @@ class WorkerProcess:
         result_ring_bytes: int,
         on_records: Callable[[int, list[Record]], None],
         ranks: RankDescriptors,
+        early_workers: EarlyWorkers,
     ) -> None:
-        """Spawns the worker.
+        """Spawns the worker, or takes one that waits.
 
         Args:
             rank: Its rank, which is also its reader index on the plan ring.
@@ -109,6 +111,7 @@ class WorkerProcess:
             result_ring_bytes: Capacity of the ring that only this worker writes.
             on_records: Called with the rank and one or more records in order.
             ranks: What the ranks share.
+            early_workers: Workers of the same command that wait for their arguments.
 
         Raises:
             OSError: The process could not be started.
@@ -121,7 +124,7 @@ class WorkerProcess:
         result_ring = create_ring(result_ring_bytes, num_readers=1)
         try:
             self._reader = RingReader(result_ring.memory, result_ring.data_events[0], result_ring.space_event, 0)
-            self._process = self._spawn(command, config_json, plan_ring, result_ring, ranks)
+            self._process = self._spawn(command, config_json, plan_ring, result_ring, ranks, early_workers)
         finally:
             result_ring.close()
         try:
@@ -143,12 +146,12 @@ class WorkerProcess:
         plans: RingDescriptors,
         results: RingDescriptors,
         ranks: RankDescriptors,
+        early_workers: EarlyWorkers,
     ) -> subprocess.Popen[bytes]:
         reader = self.rank - ranks.first_rank
         plan_fds = (plans.memory, plans.data_events[reader], plans.space_event)
         result_fds = (results.memory, results.data_events[0], results.space_event)
         arguments = [
-            *command,
             *("--config-json", config_json),
             *("--plan-ring", ",".join(map(str, (*plan_fds, reader)))),
             *("--result-ring", ",".join(map(str, result_fds))),
@@ -157,11 +160,12 @@ class WorkerProcess:
             *(() if self._reports else ("--follows",)),
             *ranks.arguments(self.rank),
         ]
-        return subprocess.Popen(
-            arguments,
+        descriptors = (*plan_fds, *result_fds, *ranks.of_rank(self.rank))
+        return early_workers.taken(self.rank, arguments, descriptors) or subprocess.Popen(
+            [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            pass_fds=(*plan_fds, *result_fds, *ranks.of_rank(self.rank)),
+            pass_fds=descriptors,
             process_group=0,
         )
 

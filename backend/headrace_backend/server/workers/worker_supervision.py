@@ -29,7 +29,7 @@ from headrace_backend.server.health import Health
 from headrace_backend.server.logs import get_logger
 from headrace_backend.server.workers.host_ranks import WorkerLaunch
 from headrace_backend.server.workers.other_hosts import HostsMissing, OtherHost, OtherHosts
-from headrace_backend.server.workers.readiness import together
+from headrace_backend.server.workers.readiness import phases_by_rank, together
 from headrace_backend.server.workers.worker_group import WorkerGroup, WorkersLost
 from headrace_backend.server.workers.worker_losses import WorkerLosses
 from headrace_backend.step.messages import StepRaised, WorkerReady
@@ -204,13 +204,15 @@ class WorkerSupervision:
         started_s = time.monotonic()
         ready = await group.wait_ready()
         self._ready = together(ready, self._launch.config.tp)
+        phases = phases_by_rank(ready)
         self._log.info(
             "workers ready",
             pids=group.pids,
             device=ready[0].device,
             num_blocks=self._ready.num_blocks,
             start_s=round(time.monotonic() - started_s, 3),
-            phases_s={phase: round(seconds, 3) for phase, seconds in ready[0].phases_s.items()},
+            phases_s={phase: seconds[0] for phase, seconds in phases.items()},
+            **({"phases_s_by_rank": phases} if len(ready) > 1 else {}),
             load_gb_s=round(ready[0].load_gb_s, 2),
             captured_mixed_sizes=ready[0].captured_mixed_sizes,
         )

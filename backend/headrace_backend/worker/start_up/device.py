@@ -2,9 +2,6 @@
 
 Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
 asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
-
-Owns the meaning of "auto" in the configuration, and one clear line where a GPU is not what was
-asked for: refused if a GPU was asked for by name, reported and passed over for the CPU if not.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from headrace_backend.cards import Card, unmeasured, why_too_old
 from headrace_backend.config import EngineConfig
 from headrace_backend.tp_rules import fewer_ranks
 from headrace_backend.worker.errors import StartRefused
@@ -36,20 +34,8 @@ _DTYPES = {
     "float32": torch.float32,
 }
 
-
-# Below it the kernels' instructions are missing (bf16 arithmetic, asynchronous copies).
-_OLDEST_CAPABILITY = (8, 0)
-# Cards, by parts of their names, on which the launch rules were measured.
-_MEASURED_CARDS = ("H200",)
 _DRIVER_VERSION = pathlib.Path("/sys/module/nvidia/version")
 _CPU_PATH = "device cpu works"
-
-
-class Card(NamedTuple):
-    """A GPU as torch describes it."""
-
-    name: str
-    capability: tuple[int, int]
 
 
 class NoCuda(NamedTuple):
@@ -172,25 +158,6 @@ def explain(facts: NoCuda) -> str:
         )
     first_line = facts.error.strip().partition("\n")[0].rstrip(".")
     return f"the NVIDIA driver {facts.driver} shows no GPU to torch" + (f" ({first_line})" if first_line else "")
-
-
-def why_too_old(card: Card) -> str | None:
-    """Why a card can't be used; None if it can."""
-    if card.capability >= _OLDEST_CAPABILITY:
-        return None
-    (major, minor), (least_major, least_minor) = card.capability, _OLDEST_CAPABILITY
-    return f"{card.name} has compute capability {major}.{minor}, the kernels need {least_major}.{least_minor} or more"
-
-
-def unmeasured(card: Card) -> str | None:
-    """What to expect of a card that nobody has measured; None for those that were."""
-    if any(name in card.name for name in _MEASURED_CARDS):
-        return None
-    major, minor = card.capability
-    return (
-        f"not measured on this card: {card.name}, compute capability {major}.{minor}; launch rules are those of "
-        f"{', '.join(_MEASURED_CARDS)}, results are the same"
-    )
 
 
 def _card(device: torch.device) -> Card:

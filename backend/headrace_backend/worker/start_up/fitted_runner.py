@@ -70,6 +70,10 @@ class Phases:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
+    def whole(self, age_s: float) -> dict[str, float]:
+        """The phases, and under "other" what a process of such an age has spent between them."""
+        return self.seconds | {"other": max(age_s - sum(self.seconds.values()), 0.0)}
+
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import msgspec
 import torch
 
+from headrace_backend.cards import Card, has_fp8_products
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.rounded_inputs import describe_inputs
@@ -26,9 +27,6 @@ from headrace_kernels import card
 from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_kernels.weight_formats.quantized_weight import QuantKind
 from headrace_model_folder import ModelFolder
-
-# From sm_89 on products take e4m3.
-_OLDEST_FP8_CAPABILITY = (8, 9)
 
 
 def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.device, channel: Channel) -> Schemes:
@@ -48,7 +46,8 @@ def checked_schemes(config: EngineConfig, folder: ModelFolder, device: torch.dev
     if schemes.layers is None:
         kinds |= folder_kinds(folder)
     if kinds and device.type == "cuda":
-        notice = without_products(kinds, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        found = Card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        notice = without_products(kinds, found)
         if notice is not None:
             channel.send_message(Notice(notice))
     return schemes
@@ -73,16 +72,15 @@ def folder_kinds(folder: ModelFolder) -> set[QuantKind]:
     return {KINDS[number] for number in numbers if number in KINDS}
 
 
-def without_products(kinds: Collection[QuantKind | BlockKind], name: str, capability: tuple[int, int]) -> str | None:
+def without_products(kinds: Collection[QuantKind | BlockKind], found: Card) -> str | None:
     """One line where a card can't multiply by numbers of these kinds themselves.
 
     None where it can, or no card does.
     """
-    if QuantKind.FP8 not in kinds or capability >= _OLDEST_FP8_CAPABILITY:
+    if QuantKind.FP8 not in kinds or has_fp8_products(found):
         return None
-    major, minor = capability
     return (
-        f"{name}, compute capability {major}.{minor}, has no FP8 products: weights stay in FP8 and are turned into the "
+        f"{found.name}, {found.generation}, has no FP8 products: weights stay in FP8 and are turned into the "
         "model's type for each product"
     )
 

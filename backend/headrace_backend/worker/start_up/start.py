@@ -33,7 +33,7 @@ from headrace_backend.worker.start_up.device import choose_dtype, choose_rank_de
 from headrace_backend.worker.start_up.device_memory import CudaMemory
 from headrace_backend.worker.start_up.draft_model import drafting_build
 from headrace_backend.worker.start_up.fitted_runner import LoadedModel, Phases, agreed_plan, fitted_runner, ready_runner
-from headrace_backend.worker.start_up.kernel_cache import use_kernel_cache
+from headrace_backend.worker.start_up.kernel_cache import hash_compiler, use_kernel_cache
 from headrace_backend.worker.start_up.memory_plan import ModelMemory, Room, free_memory_bytes, plan_estimate
 from headrace_backend.worker.start_up.quantized import checked_schemes, quantization_report
 from headrace_backend.worker.start_up.ranks import take_place
@@ -42,6 +42,7 @@ from headrace_backend.worker.start_up.warm_up import probe_steps
 from headrace_backend.worker.step.loop import StepLoop
 from headrace_backend.worker.step.recovery import Recovery
 from headrace_backend.worker.step.runner import CapturesGraphs, Runner
+from headrace_facts.process_age import process_age_s
 from headrace_kernels.triton_runtime import compilation_count
 from headrace_model_folder import ModelFolder
 
@@ -92,11 +93,12 @@ class WorkerStart:
             fitting_tokens_per_row(config, folder.config),
         )
         self._sizes = WorkerSizes.of(config, max_model_len, stage, layout, tokens_per_row)
-        self._device = _prepared_device(config, folder, links.rank, channel)
-        self._dtype = choose_dtype(config.dtype, folder.config, self._device)
-        self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
-        # What a card's part in the group takes is in the plan: the libraries' own.
-        free_on_card = self._memory.free() if self._memory else 0
+        with timer.timed("device"):
+            self._device = _prepared_device(config, folder, links.rank, channel)
+            self._dtype = choose_dtype(config.dtype, folder.config, self._device)
+            self._memory = CudaMemory(self._device) if self._device.type == "cuda" else None
+            # What a card's part in the group takes is in the plan: the libraries' own.
+            free_on_card = self._memory.free() if self._memory else 0
         with timer.timed("ranks"):
             self._place = take_place(config, links, self._device, self._dtype, channel)
         free_bytes = free_on_card if self._memory else free_memory_bytes(self._device)
@@ -191,7 +193,7 @@ class WorkerStart:
 
     def _readiness(self, causal_lm: CausalLM, plan: MemoryPlan, rates: Rates, runner: Runner) -> WorkerReady:
         """What the engine hears of a worker that is ready."""
-        phases = self._timer.seconds
+        phases = self._timer.whole(process_age_s())
         load_gb_s = sum(record.num_bytes for record in self._folder.tensors.values()) / phases["weights"] / 1e9
         return WorkerReady(
             str(self._device),
@@ -242,6 +244,8 @@ def _prepared_device(config: EngineConfig, folder: ModelFolder, rank: int, chann
     device, notice = choose_rank_device(config, folder.config, rank)
     if device.type == "cpu" and config.graph_sizes not in ("auto", "off"):
         raise StartRefused(f"graph_sizes is {config.graph_sizes}; the CPU has no graphs: auto and off work")
+    if device.type == "cuda":
+        hash_compiler()
     prepare_torch(device, config.worker_threads, config.ranks_per_host)
     notices = [notice, use_kernel_cache(config.kernel_cache) if device.type == "cuda" else None]
     for text in filter(None, notices):
