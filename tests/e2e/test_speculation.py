@@ -151,7 +151,8 @@ def test_rows_with_forms_answer_as_without_drafts_in_fewer_steps(
     [
         (("--speculate", "ngram", "--pp", "2"), "speculate is ngram and pp is 2"),
         (("--speculate", "magic"), "speculate"),
-        (("--speculate", "ngram", "--speculate-tokens", "9"), "speculate"),
+        (("--speculate", "ngram", "--speculate-tokens", "12"), "--speculate-tokens: must be auto or a whole number"),
+        (("--speculate", "ngram", "--speculate-tokens", "-1"), "--speculate-tokens: must be auto or a whole number"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(options: tuple[str, ...], reason: str) -> None:
