@@ -45,7 +45,10 @@ _TIMED_US = (
     *((1024, 24690.0), (2048, 48293.0)),
 )
 _GRAPH_TOKENS = [*(2, 4, 8, 9, 16, 18, 32, 36), *range(48, 385, 16), *range(512, 1025, 16), 1152, 1536, 2048]
-GRAPHS_US = tuple((tokens, float(np.interp(tokens, *zip(*_TIMED_US, strict=True)))) for tokens in _GRAPH_TOKENS)
+_TIMES = np.array(_TIMED_US)
+GRAPHS_US: tuple[tuple[int, float], ...] = tuple(
+    (tokens, float(np.interp(tokens, _TIMES[:, 0], _TIMES[:, 1]))) for tokens in _GRAPH_TOKENS
+)
 MOST_DRAFTS = 8
 _TOKEN = 5
 _PROMPT_TOKENS = 64
