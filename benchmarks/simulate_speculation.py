@@ -204,9 +204,10 @@ def compare_in_turns(
     knows_graphs: bool,
     seed: int,
 ) -> Iterator[dict[str, float]]:
-    """The same for each case of batch, acceptance and tokens, by engines that answer all of them.
+    """Ratios as `compare` gives them, of each case of batch, acceptance and tokens in turns.
 
-    Each case begins with what the one before it has taught; all its tokens count but the first.
+    Each choice has one engine for all cases. A case begins with what the one before it has taught,
+    and all its tokens count but the first.
     """
     off = Session("off", slowness=slowness, seed=seed)
     sessions = {drafts: Session(drafts, pass_ms, slowness, seed, knows_graphs) for drafts in choices}
