@@ -249,11 +249,17 @@ class Simulation:
             drafted_graphs=drafted_graphs,
         )
         self._device = device
+        self._results: deque[tuple[float, StepResult]] = deque()
+        self._num_open = 0
+        # Requests of all workloads so far.
+        self._num_sent = 0
+        self.take(workload)
+
+    def take(self, workload: workloads.Workload) -> None:
+        """Has what is asked from now on be this workload's, and `answers` too; nothing runs."""
         self._workload = workload
         arrivals_s = workload.arrivals_s or (0.0,) * len(workload.trace)
         self._unsent = deque(enumerate(self.now_ms + 1e3 * arrival for arrival in arrivals_s))
-        self._results: deque[tuple[float, StepResult]] = deque()
-        self._num_open = 0
         self.answers: dict[int, Answer] = {}
 
     def run(self) -> None:
@@ -274,7 +280,8 @@ class Simulation:
             index, planned_ms = self._unsent.popleft()
             prompt, num_tokens = self._workload.trace[index]
             asked = Request(np.array(prompt, np.int32).tobytes(), Stop(num_tokens), priority=self.priority(index))
-            request = EngineRequest(f"r{index}", asked)
+            request = EngineRequest(f"r{self._num_sent}", asked)
+            self._num_sent += 1
             self.engine.add(request, Subscriber(index % _NUM_STREAMS, index + 1))
             sent_ms = planned_ms if self._workload.arrivals_s is not None else self.now_ms
             self.answers[index] = Answer(sent_ms)

@@ -9,7 +9,9 @@ each draft with a set probability.
 says; a step with drafts is padded to a graph (`GRAPHS_US`), any drafts cost `JUMP_MS`, and a pass
 of the drafter what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers
 of a quarter of the size, take to read their weights. Meant for choosing a policy, not for reporting
-a speed. A row's figure is the ratio to the same engine without drafts.
+a speed. A row's figure is the ratio to the same engine without drafts. With `--in-turns` each
+engine answers all cases, one after the other, as those of `bench_speculation` do, and what it has
+to learn about each counts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import bisect
 import math
 import pathlib
 import random
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -33,19 +36,24 @@ PASS_MS = {"ngram": 0.0, "eagle": 0.15, "draft": 0.55}
 # What verifying any drafts costs beside their tokens: another kernel of attention, a larger graph
 # (4.0 ms became 4.4 with four drafts of one row, H200, 2026-11-23).
 JUMP_MS = 0.3
-# Graphs of decodes with drafts, as a worker timed them (H200, 2026-11-23): tokens, microseconds.
-# Larger ones, which were not timed, take longer by the arithmetic of their tokens.
-GRAPHS_US = (
-    *((2, 4219.0), (4, 4221.0), (8, 4274.0), (9, 4460.0), (16, 4496.0), (18, 4654.0), (32, 4676.0), (36, 4748.0)),
-    *((48, 4810.0), (64, 4812.0), (72, 4819.0), (80, 4880.0), (96, 4959.0), (112, 5096.0), (128, 5124.0)),
-    *((144, 5255.0), (160, 5426.0), (176, 5742.0), (192, 5958.0), (208, 6057.0), (240, 6626.0), (256, 6741.0)),
-    (288, 7947.0),
-    *((tokens, 7947.0 + 1e3 * (linear_ms(tokens) - linear_ms(288))) for tokens in (512, 576, 1024, 1152, 2048, 2304)),
+# Graphs of decodes with drafts, as a worker timed them (H200, 2026-11-24): tokens, microseconds.
+# Between them in a straight line. Those of 385 to 511 tokens take longer than 512, and are left out
+# as workers do.
+_TIMED_US = (
+    *((2, 4156.0), (8, 4212.0), (16, 4390.0), (32, 4769.0), (64, 4780.0), (128, 5281.0), (192, 6172.0)),
+    *((256, 7070.0), (320, 8637.0), (384, 9725.0), (512, 12550.0), (640, 15726.0), (768, 18834.0)),
+    *((1024, 24690.0), (2048, 48293.0)),
 )
-_GRAPH_TOKENS = [tokens for tokens, _ in GRAPHS_US]
+_GRAPH_TOKENS = [*(2, 4, 8, 9, 16, 18, 32, 36), *range(48, 385, 16), *range(512, 1025, 16), 1152, 1536, 2048]
+_TIMES = np.array(_TIMED_US)
+GRAPHS_US: tuple[tuple[int, float], ...] = tuple(
+    (tokens, float(np.interp(tokens, _TIMES[:, 0], _TIMES[:, 1]))) for tokens in _GRAPH_TOKENS
+)
 MOST_DRAFTS = 8
 _TOKEN = 5
 _PROMPT_TOKENS = 64
+# Tokens of the first answer of an engine.
+_FIRST_TOKENS = 32
 # Tokens of each output before those that count, while the engine learns, and those that count.
 _WARM_TOKENS = 400
 _COUNTED_TOKENS = 600
@@ -65,7 +73,7 @@ class DraftingDevice(Device):
             seed: Seed of acceptance and noise.
         """
         super().__init__(seed, slowness, noise=noise, hiccups=0.0)
-        self._acceptance = acceptance
+        self.acceptance = acceptance
         self._pass_ms = pass_ms
         self._draws = random.Random(seed)
         # Drafts of a row that the next step may verify.
@@ -99,71 +107,136 @@ class DraftingDevice(Device):
 
     def _num_accepted(self, num_drafts: int) -> int:
         accepted = 0
-        while accepted < num_drafts and self._draws.random() < self._acceptance:
+        while accepted < num_drafts and self._draws.random() < self.acceptance:
             accepted += 1
         return accepted
 
 
 def _graph_us(num_tokens: int) -> float:
-    """Microseconds of the smallest graph that holds so many tokens."""
+    """Microseconds of the smallest graph that holds so many; beyond the largest in proportion."""
+    largest, largest_us = GRAPHS_US[-1]
+    if num_tokens > largest:
+        return largest_us * num_tokens / largest
     return GRAPHS_US[bisect.bisect_left(_GRAPH_TOKENS, num_tokens)][1]
 
 
-def tokens_per_s(
-    batch: int,
-    acceptance: float,
-    drafts: str,
-    pass_ms: float = 0.0,
-    slowness: float = 1.0,
-    seed: int = 0,
-    knows_graphs: bool = True,
-) -> float:
-    """Output tokens per simulated second of `batch` rows that are written all the time.
+class Session:
+    """An engine that answers one case after the other, and keeps what it has learned."""
 
-    Args:
-        batch: Rows.
-        acceptance: Probability of a draft's being right.
-        drafts: A number of drafts, "auto" or "off".
-        pass_ms: Time to draft one token for all rows, in milliseconds.
-        slowness: Multiplies the duration of every step.
-        seed: Seed of acceptance and noise.
-        knows_graphs: Whether the worker has reported what its graphs take.
-    """
-    length = _WARM_TOKENS + _COUNTED_TOKENS
-    trace = [([7] * _PROMPT_TOKENS, length)] * batch
-    config = EngineConfig(
-        model=pathlib.Path("none"),
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        enable_prefix_cache=False,
-        speculate="off" if drafts == "off" else "mtp",
-        speculate_tokens="auto" if drafts == "off" else drafts,
-    )
-    device = DraftingDevice(acceptance, pass_ms, slowness, 0.02, seed)
-    num_drafts = 0 if drafts == "off" else MOST_DRAFTS
-    graphs = GRAPHS_US if knows_graphs else ()
-    simulation = Simulation(workloads.Workload("simulated", trace), config, device, 1 + num_drafts, graphs)
-    simulation.run()
-    arrivals_ms = [answer.arrivals_ms for answer in simulation.answers.values()]
-    begin_ms = max(arrivals[_WARM_TOKENS] for arrivals in arrivals_ms)
-    end_ms = min(arrivals[-1] for arrivals in arrivals_ms)
-    count = sum(begin_ms < arrival <= end_ms for arrivals in arrivals_ms for arrival in arrivals)
-    return 1e3 * count / (end_ms - begin_ms)
+    def __init__(
+        self, drafts: str, pass_ms: float = 0.0, slowness: float = 1.0, seed: int = 0, knows_graphs: bool = True
+    ) -> None:
+        """An engine that has answered one short request, half of whose drafts were right.
+
+        Args:
+            drafts: A number of drafts, "auto" or "off".
+            pass_ms: Time to draft one token for all rows, in milliseconds.
+            slowness: Multiplies the duration of every step.
+            seed: Seed of acceptance and noise.
+            knows_graphs: Whether the worker has reported what its graphs take.
+        """
+        config = EngineConfig(
+            model=pathlib.Path("none"),
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            enable_prefix_cache=False,
+            speculate="off" if drafts == "off" else "mtp",
+            speculate_tokens="auto" if drafts == "off" else drafts,
+        )
+        self._device = DraftingDevice(0.5, pass_ms, slowness, 0.02, seed)
+        num_drafts = 0 if drafts == "off" else MOST_DRAFTS
+        graphs = GRAPHS_US if knows_graphs else ()
+        self._simulation = Simulation(_case(1, _FIRST_TOKENS), config, self._device, 1 + num_drafts, graphs)
+        self._simulation.run()
+
+    def tokens_per_s(self, batch: int, acceptance: float, num_tokens: int, first: int = 0) -> float:
+        """Output tokens per simulated second of `batch` rows that are written all the time.
+
+        Args:
+            batch: Rows.
+            acceptance: Probability of a draft's being right.
+            num_tokens: Tokens of each answer.
+            first: Tokens of each answer before those that count.
+        """
+        self._device.acceptance = acceptance
+        self._simulation.take(_case(batch, num_tokens))
+        self._simulation.run()
+        arrivals_ms = [answer.arrivals_ms for answer in self._simulation.answers.values()]
+        begin_ms = max(arrivals[first] for arrivals in arrivals_ms)
+        end_ms = min(arrivals[-1] for arrivals in arrivals_ms)
+        if end_ms <= begin_ms:
+            begin_ms = min(arrivals[first] for arrivals in arrivals_ms)
+            end_ms = max(arrivals[-1] for arrivals in arrivals_ms)
+        count = sum(begin_ms < arrival <= end_ms for arrivals in arrivals_ms for arrival in arrivals)
+        return 1e3 * count / (end_ms - begin_ms)
+
+
+def _case(batch: int, num_tokens: int) -> workloads.Workload:
+    return workloads.Workload("simulated", [([7] * _PROMPT_TOKENS, num_tokens)] * batch)
 
 
 def compare(
-    batch: int, acceptance: float, pass_ms: float, choices: list[str], slowness: float, knows_graphs: bool = True
+    batch: int,
+    acceptance: float,
+    pass_ms: float,
+    choices: list[str],
+    slowness: float,
+    knows_graphs: bool = True,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Tokens per second of each choice as a ratio to those without drafts, on one device."""
-    off = tokens_per_s(batch, acceptance, "off", slowness=slowness)
-    return {
-        drafts: tokens_per_s(batch, acceptance, drafts, pass_ms, slowness, knows_graphs=knows_graphs) / off
-        for drafts in choices
-    }
+    """Tokens per second of each choice as a ratio to those without drafts, each by a new engine.
+
+    What engines have to learn at first does not count.
+    """
+
+    def figure(session: Session) -> float:
+        return session.tokens_per_s(batch, acceptance, _WARM_TOKENS + _COUNTED_TOKENS, _WARM_TOKENS)
+
+    off = figure(Session("off", slowness=slowness, seed=seed))
+    return {drafts: figure(Session(drafts, pass_ms, slowness, seed, knows_graphs)) / off for drafts in choices}
+
+
+def compare_in_turns(
+    cases: Sequence[tuple[int, float, int]],
+    pass_ms: float,
+    choices: list[str],
+    slowness: float,
+    knows_graphs: bool,
+    seed: int,
+) -> Iterator[dict[str, float]]:
+    """Ratios as `compare` gives them, of each case of batch, acceptance and tokens in turns.
+
+    Each choice has one engine for all cases. A case begins with what the one before it has taught,
+    and all its tokens count but the first.
+    """
+    off = Session("off", slowness=slowness, seed=seed)
+    sessions = {drafts: Session(drafts, pass_ms, slowness, seed, knows_graphs) for drafts in choices}
+    for case in cases:
+        off_tokens_per_s = off.tokens_per_s(*case)
+        yield {drafts: session.tokens_per_s(*case) / off_tokens_per_s for drafts, session in sessions.items()}
 
 
 def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
+
+
+def _compared(
+    arguments: argparse.Namespace, pass_ms: float, choices: list[str]
+) -> Iterator[tuple[tuple[int, float, int], dict[str, float]]]:
+    """Each case that is asked for with its ratios, as they come."""
+    cases = [
+        (int(batch), acceptance, int(num_tokens))
+        for batch, num_tokens in zip(arguments.batches, arguments.tokens, strict=True)
+        for acceptance in arguments.acceptances
+    ]
+    how = arguments.slowness, not arguments.untold, arguments.seed
+    if arguments.in_turns:
+        found = compare_in_turns(cases, pass_ms, choices, *how)
+        yield from zip(cases, found, strict=True)
+        return
+    for case in cases:
+        batch, acceptance, _ = case
+        yield case, compare(batch, acceptance, pass_ms, choices, *how)
 
 
 def main() -> None:
@@ -171,30 +244,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=_numbers, default=[1, 8, 32, 64, 128, 256], help="rows")
     parser.add_argument("--acceptances", type=_numbers, default=[0, 0.6, 0.7, 0.8, 0.9, 1], help="per draft")
+    parser.add_argument("--in-turns", action="store_true", help="each engine answers all cases, one after the other")
+    parser.add_argument(
+        "--tokens", type=_numbers, default=[1000, 400, 256, 192, 160, 96], help="of each batch's answers, in turns"
+    )
     parser.add_argument("--drafters", default="ngram,eagle,draft", help=f"of {', '.join(PASS_MS)}")
     parser.add_argument("--drafts", default="1,2,4,8,auto", help="numbers of drafts, and auto")
     parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
+    parser.add_argument("--seed", type=int, default=0, help="of acceptance and noise")
     parser.add_argument("--untold", action="store_true", help="the engine does not know what graphs take")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()
+    if not arguments.in_turns:
+        arguments.tokens = [_WARM_TOKENS + _COUNTED_TOKENS] * len(arguments.batches)
+    if len(arguments.tokens) != len(arguments.batches):
+        parser.error("--tokens: one number for each of --batches")
     choices = arguments.drafts.split(",")
     rows: list[dict[str, float | str]] = []
     print(f"SIMULATED  batch  accepted  {'  '.join(f'{choice:>5}' for choice in choices)}  auto / best fixed")
     for drafter in arguments.drafters.split(","):
-        for batch in map(int, arguments.batches):
-            for acceptance in arguments.acceptances:
-                pass_ms, knows_graphs = PASS_MS[drafter], not arguments.untold
-                ratios = compare(batch, acceptance, pass_ms, choices, arguments.slowness, knows_graphs)
-                rows += [
-                    {"drafter": drafter, "batch": batch, "acceptance": acceptance, "k": k, "ratio_to_off": ratio}
-                    for k, ratio in ratios.items()
-                ]
-                best = max([1.0, *(ratio for k, ratio in ratios.items() if k != "auto")])
-                printed = "  ".join(f"{ratio:5.2f}" for ratio in ratios.values())
-                print(
-                    f"{drafter:9} {batch:6} {acceptance:9.2f}  {printed}  {ratios.get('auto', math.nan) / best:.3f}",
-                    flush=True,
-                )
+        for (batch, acceptance, _), ratios in _compared(arguments, PASS_MS[drafter], choices):
+            rows += [
+                {"drafter": drafter, "batch": batch, "acceptance": acceptance, "k": k, "ratio_to_off": ratio}
+                for k, ratio in ratios.items()
+            ]
+            best = max([1.0, *(ratio for k, ratio in ratios.items() if k != "auto")])
+            printed = "  ".join(f"{ratio:5.3f}" for ratio in ratios.values())
+            print(
+                f"{drafter:9} {batch:6} {acceptance:9.2f}  {printed}  {ratios.get('auto', math.nan) / best:.3f}",
+                flush=True,
+            )
     settings = {key: value for key, value in vars(arguments).items() if key != "json"}
     figures.report("simulate_speculation", {"simulated": True, **settings, "results": rows}, arguments.json)
 

@@ -58,6 +58,13 @@ def _written_out(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _number_of_drafts(value: str) -> str:
+    """Lets pass what says how many tokens a step verifies for a row."""
+    if value != "auto" and value not in map(str, range(1, 1 + limits.MAX_DRAFTS)):
+        raise ValueError(f"must be auto or a whole number from 1 to {limits.MAX_DRAFTS}")
+    return value
+
+
 def _token_count(value: Any) -> Any:
     """Reads numbers with vLLM's suffixes: k and m are powers of 1000, K and M of 1024."""
     found = _SUFFIXED.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -235,8 +242,8 @@ class EngineConfig(_Frozen):
     speculate_tokens: Annotated[
         str,
         pydantic.BeforeValidator(_written_out),
+        AfterValidator(_number_of_drafts),
         Field(
-            pattern=rf"auto|[1-{limits.MAX_DRAFTS}]",
             description=(
                 "drafted tokens that a step verifies for each row: auto, as many as raise tokens per second, or "
                 f"1 to {limits.MAX_DRAFTS} in every step"

@@ -152,7 +152,8 @@ type Ledger struct {
 	EndToEnd time.Duration
 	// TTFT is from the arrival of the call to the first token in the engine.
 	TTFT time.Duration
-	// StepCount is the steps that computed a token of the request.
+	// StepCount is the steps that computed a token of the request. DraftTokens were drafted and
+	// verified by them; each of AcceptedTokens was right, and saved its output a step.
 	StepCount, Preemptions, CachedTokens, DraftTokens, AcceptedTokens uint32
 }
 

@@ -26,6 +26,7 @@ def test_settings_that_make_no_pair_are_refused(tmp_path: pathlib.Path) -> None:
     assert "that are served (nearest: LlamaForCausalLM," in said("--speculate", "draft", "--draft-model", str(head))
     of_a_model = said("--speculate", "eagle", "--draft-model", str(DEMO / "draft"))
     assert "architectures of an EAGLE-3 head name one of LlamaForCausalLMEagle3" in of_a_model
+    assert "found 'LlamaForCausalLM'" in of_a_model
     assert "the model (LlamaForCausalLM) has no MTP layer to draft with" in said("--speculate", "mtp")
     assert "draft_model is" in said("--speculate", "mtp", "--draft-model", str(head))
     assert "no such folder" in said("--speculate", "eagle", "--draft-model", str(tmp_path / "nowhere"))

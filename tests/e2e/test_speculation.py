@@ -64,6 +64,8 @@ SPECS = {
     "bad_words": spec(REPETITIVE, stop={"bad_words": [" two three", " four"]}),
     "min_tokens": spec(STORY, stop={"min_tokens": 20, "ignore_eos": False}),
     "stop_string": spec(REPETITIVE, stop={"strings": ["four one two three"]}),
+    "stop_token": spec(STORY, {"temperature": 1.2, "seed": 21}, stop={"token_ids": [*range(290, 340)]}),
+    "priority": spec(STORY, {"temperature": 0.7, "seed": 22}, priority=-3),
     "logprobs": spec(REPETITIVE, {"temperature": 0.5, "seed": 8}, logprobs=3),
     "prompt_logprobs": spec(REPETITIVE, prompt_logprobs=2, logprobs=1),
     "regex": spec(STORY, {"temperature": 1.0, "seed": 10}, structured_output={"regex": "( [a-z]{1,9}){6,20}[.]"}),
@@ -151,7 +153,8 @@ def test_rows_with_forms_answer_as_without_drafts_in_fewer_steps(
     [
         (("--speculate", "ngram", "--pp", "2"), "speculate is ngram and pp is 2"),
         (("--speculate", "magic"), "speculate"),
-        (("--speculate", "ngram", "--speculate-tokens", "9"), "speculate"),
+        (("--speculate", "ngram", "--speculate-tokens", "12"), "--speculate-tokens: must be auto or a whole number"),
+        (("--speculate", "ngram", "--speculate-tokens", "-1"), "--speculate-tokens: must be auto or a whole number"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(options: tuple[str, ...], reason: str) -> None:

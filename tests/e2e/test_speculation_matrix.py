@@ -1,9 +1,11 @@
 """Each drafter with each option, against the same server without drafts: answers are equal.
 
-What may be asked is `test_speculation.SPECS`; servers are whole ones: alone with few blocks, on two
-ranks, and with quantized weights and cache. Rows find prefixes, are pressed out, lose their worker,
-are left by their readers, and are read on from the middle. Every day a lookup meets the same in
-test_speculation.py, and each drafter each option without a server in tests/worker/speculation.
+What may be asked is `test_speculation.SPECS`, and tools; servers are whole ones: alone with few
+blocks, on two and four ranks, and with each kind of quantized weights and cache. Rows find
+prefixes, are pressed out, lose their worker or their engine, are left by their readers, and are
+read on from the middle. Stages are refused (tests/supervisor/test_config.py). Every day a lookup
+meets the same in test_speculation.py, and each drafter each option without a server in
+tests/worker/speculation.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, all_at_once, assert_same, logprobs, seen
+from tests.e2e.test_speculation import CRAMPED, FP32, SPECS, all_at_once, assert_same, logprobs, seen, spec
 from tests.support.eagle_heads import write_random_head
 from tests.support.mtp_models import make_agreeing, write_mtp_model
 from tests.support.processes import wait_until
@@ -29,10 +31,42 @@ from headrace.v1 import inference_pb2
 pytestmark = pytest.mark.slow
 
 DRAFTERS = ("ngram", "suffix", "draft", "eagle", "mtp")
-BITS = ("--quantize", "int8", "--kv-dtype", "int8")
-PLACES = {"alone": CRAMPED, "tp2": (*CRAMPED, "--tp", "2"), "quantized": (*CRAMPED, *BITS)}
+# Options of servers with few bits.
+BITS = {
+    "int8": ("--quantize", "int8", "--kv-dtype", "int8"),
+    "int4": ("--quantize", "int4", "--quantize-group", "32", "--kv-dtype", "fp8"),
+    "fp8": ("--quantize", "fp8", "--kv-dtype", "fp8"),
+    "nf4": ("--quantize", "nf4"),
+}
+PLACES = {"alone": CRAMPED, "tp2": (*CRAMPED, "--tp", "2"), "tp4": (*CRAMPED, "--tp", "4")}
+PLACES |= {name: (*CRAMPED, *bits) for name, bits in BITS.items()}
 # With a cache of 8 bits other batches round other numbers, and a form makes few tokens likely.
 QUANTIZED = ("greedy", "temperature", "top_k", "penalties", "bad_words", "logprobs", "schema", "several")
+QUESTION = "What is the weather in Paris?"
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+
+
+# A question that is answered by calls of tools, one of which keeps its schema.
+CHAT = inference_pb2.ChatRequest(
+    spec=spec("", {"temperature": 1.0, "seed": 3}, n=2),
+    messages=[inference_pb2.ChatMessage(role=inference_pb2.ROLE_USER, parts=[inference_pb2.Part(text=QUESTION)])],
+    tools=[
+        inference_pb2.Tool(name="weather", parameters_json_schema=json.dumps(CITY), strict=True),
+        inference_pb2.Tool(name="clock"),
+    ],
+    tool_choice=inference_pb2.ToolChoice(mode=inference_pb2.TOOL_CHOICE_MODE_REQUIRED),
+)
+CHAT.spec.ClearField("prompt")
+CHAT.spec.stop.ignore_eos = False
+TOOLS = "tools"
+
+
+def ask(address: str, name: str) -> Transcript:
+    """Asks for one of `SPECS`, or for calls of tools."""
+    if name != TOOLS:
+        return generate(address, SPECS[name])
+    with connected(address) as calls:
+        return read(calls.Chat(CHAT, timeout=CALL_TIMEOUT_S))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +78,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def glm(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A mixture of experts with the demo's tokenizer, whose layer behind the last one is right."""
     eos = json.loads((DEMO / "config.json").read_text())["eos_token_id"]
-    sizes = {"vocab_size": 4096, "hidden_size": 64, "max_position_embeddings": 2048}
+    sizes = {"vocab_size": 4096, "hidden_size": 64, "max_position_embeddings": 2048, "num_key_value_heads": 4}
+    # What ranks and groups of quantized weights divide.
+    sizes |= {"intermediate_size": 128, "moe_intermediate_size": 64}
     path = write_mtp_model(tmp_path_factory.mktemp("models") / "glm", eos_token_id=eos, **sizes)
     make_agreeing(path)
     for file in DEMO.glob("tokenizer*"):
@@ -56,24 +92,35 @@ Golden = dict[str, Transcript]
 
 
 @pytest.fixture(scope="module")
-def golden(shared_server: RunningServer, glm: pathlib.Path) -> Callable[[str, bool], Golden]:
-    """What a server without drafts answers, by drafter and whether it is quantized; kept."""
-    kept: dict[tuple[bool, bool], Golden] = {}
+def golden(shared_server: RunningServer, glm: pathlib.Path) -> Callable[[str, str], Golden]:
+    """What a server without drafts answers, by drafter and place; kept."""
+    kept: dict[tuple[bool, str], Golden] = {}
 
     def answers(server: RunningServer) -> Golden:
-        return {name: generate(server.address, each) for name, each in SPECS.items()}
+        return {name: ask(server.address, name) for name in (*SPECS, TOOLS)}
 
-    def of(drafter: str, is_quantized: bool) -> Golden:
-        key = drafter == "mtp", is_quantized
-        if key not in kept and key == (False, False):
+    def of(drafter: str, place: str) -> Golden:
+        key = drafter == "mtp", place if place in BITS else ""
+        if key not in kept and key == (False, ""):
             kept[key] = answers(shared_server)
         elif key not in kept:
             model = ("--model", str(glm)) if key[0] else ()
-            with running_server(*FP32, *model, *(BITS if is_quantized else ())) as server:
+            with running_server(*FP32, *model, *BITS.get(place, ())) as server:
                 kept[key] = answers(server)
         return kept[key]
 
     return of
+
+
+def flags_of(drafter: str, head: pathlib.Path, glm: pathlib.Path) -> tuple[str, ...]:
+    """Options of a server that drafts."""
+    others = {
+        "draft": ("--draft-model", str(DEMO / "draft")),
+        "eagle": ("--draft-model", str(head)),
+        "mtp": ("--model", str(glm)),
+    }
+    num_drafts = "2" if drafter in ("eagle", "mtp") else "4"
+    return ("--speculate", drafter, "--speculate-tokens", num_drafts, *others.get(drafter, ()))
 
 
 class Drafting(NamedTuple):
@@ -91,28 +138,21 @@ class Drafting(NamedTuple):
     ids=[f"{drafter}-{place}" for place in PLACES for drafter in DRAFTERS],
 )
 def drafting(
-    request: pytest.FixtureRequest, head: pathlib.Path, glm: pathlib.Path, golden: Callable[[str, bool], Golden]
+    request: pytest.FixtureRequest, head: pathlib.Path, glm: pathlib.Path, golden: Callable[[str, str], Golden]
 ) -> Iterator[Drafting]:
     drafter, place = request.param
-    others = {
-        "draft": ("--draft-model", str(DEMO / "draft")),
-        "eagle": ("--draft-model", str(head)),
-        "mtp": ("--model", str(glm)),
-    }
-    expected = golden(drafter, place == "quantized")
-    num_drafts = "2" if drafter in ("eagle", "mtp") else "4"
-    flags = ("--speculate", drafter, "--speculate-tokens", num_drafts, *others.get(drafter, ()), *PLACES[place])
-    with running_server(*FP32, *flags) as server:
+    expected = golden(drafter, place)
+    with running_server(*FP32, *flags_of(drafter, head, glm), *PLACES[place]) as server:
         yield Drafting(server, expected, drafter, place)
         wait_until(lambda: idle_load(server.address), 60, "no request and no block left")
 
 
 def names_of(drafting: Drafting) -> list[str]:
-    return list(QUANTIZED if drafting.place == "quantized" else SPECS)
+    return list(QUANTIZED if drafting.place in BITS else (*SPECS, TOOLS))
 
 
 def check(drafting: Drafting, name: str, found: Transcript) -> None:
-    if drafting.place != "quantized":
+    if drafting.place not in BITS:
         return assert_same(found, drafting.golden[name], name)
     assert seen(found) == seen(drafting.golden[name]), name
     # A key that another batch rounds to the next of 256 steps moves logits by so much.
@@ -124,14 +164,16 @@ def test_each_option_answers_as_without_drafts(drafting: Drafting) -> None:
     num_drafts = 0
     for _ in range(2 if drafting.place == "alone" else 1):
         for name in names_of(drafting):
-            found = generate(drafting.server.address, SPECS[name])
+            found = ask(drafting.server.address, name)
             check(drafting, name, found)
             num_drafts += found.done.ledger.draft_tokens if found.done else 0
     assert num_drafts > 0
 
 
 def test_rows_together_answer_as_without_drafts_and_press_each_other_out(drafting: Drafting) -> None:
-    names = [name for name in names_of(drafting) if name not in ("prompt_logprobs", "several", "best_of", "beams")]
+    names = [
+        name for name in names_of(drafting) if name not in ("prompt_logprobs", "several", "best_of", "beams", TOOLS)
+    ]
     for _ in range(10):
         answers = all_at_once(drafting.server, [SPECS[name] for name in names])
         for name, answer in zip(names, answers, strict=True):
@@ -174,3 +216,25 @@ def test_a_worker_that_is_killed_within_answers_loses_and_doubles_nothing(drafti
         for name, answer in zip(names, answers, strict=True):
             check(drafting, name, answer.result())
     assert server.worker().pid != worker.pid
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_engine_that_is_lost_within_answers_loses_and_doubles_nothing(
+    drafter: str, head: pathlib.Path, glm: pathlib.Path, golden: Callable[[str, str], Golden]
+) -> None:
+    """The other of two engines goes on, from the token behind the last one that readers have."""
+    names = ("biased", "temperature", "penalties", "bad_words", "biased_temperature", "biased_penalties", "schema")
+    expected = golden(drafter, "alone")
+    with running_server(*FP32, *flags_of(drafter, head, glm), "--num-blocks", "256", "--replicas", "2") as server:
+        for _ in range(5):
+            wait_until(lambda: len(server.descendants("headrace_backend")) == 2, 120, "two engines")
+            with concurrent.futures.ThreadPoolExecutor(2 * len(names)) as pool:
+                answers = [(name, pool.submit(ask, server.address, name)) for name in names * 2]
+                wait_until(lambda: not idle_load(server.address), 60, "requests are under way")
+                server.descendants("headrace_backend")[-1].kill()
+                found = [(name, answer.result()) for name, answer in answers]
+            for name, answer in found:
+                assert_same(answer, expected[name], name)
+            if any(event.HasField("resumed") for _, answer in found for event in answer.events):
+                return
+    raise AssertionError("the lost engine had nothing to do")

@@ -107,6 +107,19 @@ def test_a_number_of_drafts_comes_as_text_or_as_a_number(text: str, fixed: int |
     assert configs.load_server(MODEL, path).backend.engine.fixed_drafts() == fixed
 
 
+@pytest.mark.parametrize("text", ["0", "9", "-1", "12", '"1.5"', '"auto 2"', '"autos"', '"4\\n"'])
+def test_a_number_of_drafts_that_is_none_is_refused_in_words(text: str, tmp_path: pathlib.Path) -> None:
+    path = toml(tmp_path, f'speculate = "ngram"\nspeculate_tokens = {text}')
+    with pytest.raises(ConfigError, match="speculate_tokens: must be auto or a whole number from 1 to 8, not "):
+        configs.load_server(MODEL, path)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "draft", "eagle", "mtp"])
+def test_no_drafter_works_with_stages(drafter: str) -> None:
+    with pytest.raises(ConfigError, match=f"speculate is {drafter} and pp is 2: .* pp 1 works, or speculate off"):
+        configs.load_server({**MODEL, "speculate": drafter, "pp": "2"}, None)
+
+
 def test_file_is_also_named_by_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CONFIG", str(toml(tmp_path, 'model = "from-file"')))
     assert configs.load_server({}, None).backend.engine.model == pathlib.Path("from-file")

@@ -95,6 +95,8 @@ def parse_eagle3(name: str, values: dict[str, Any]) -> Eagle3Head:
     """
     if not is_eagle3(values):
         known, found = ", ".join(ARCHITECTURES), values.get("architectures")
+        # The list of one that folders have, as what it names.
+        found = found[0] if isinstance(found, list) and len(found) == 1 else found
         raise InvalidModelFolder(f"{name}: architectures of an EAGLE-3 head name one of {known}, found {shown(found)}")
     fields = _flat(name, values)
     _refuse_unsupported(fields)

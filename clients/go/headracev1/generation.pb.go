@@ -2554,9 +2554,9 @@ type Ledger struct {
 	Preemptions uint32 `protobuf:"varint,11,opt,name=preemptions,proto3" json:"preemptions,omitempty"`
 	// Prompt tokens found in the prefix cache.
 	CachedTokens uint32 `protobuf:"varint,12,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	// Tokens proposed by a draft model.
+	// Drafted tokens that its steps verified, whoever drafts (GetModel: drafter).
 	DraftTokens uint32 `protobuf:"varint,13,opt,name=draft_tokens,json=draftTokens,proto3" json:"draft_tokens,omitempty"`
-	// Proposed tokens that were accepted.
+	// Those of them that were right, each a step that its output did not need.
 	AcceptedTokens uint32 `protobuf:"varint,14,opt,name=accepted_tokens,json=acceptedTokens,proto3" json:"accepted_tokens,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

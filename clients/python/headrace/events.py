@@ -148,7 +148,8 @@ class Usage:
 class Ledger:
     """The time of a request in parts, in nanoseconds.
 
-    `queued_ns` to `blocked_on_reader_ns` add up to `end_to_end_ns`.
+    `queued_ns` to `blocked_on_reader_ns` add up to `end_to_end_ns`. `draft_tokens` were drafted and
+    verified by its steps; each of `accepted_tokens` was right, and saved its output a step.
     """
 
     queued_ns: int

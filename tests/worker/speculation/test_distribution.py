@@ -4,7 +4,7 @@ The answers are equal token by token (`test_cpu_verification`), of which this is
 is tested all the same, on its own terms: against probabilities that are computed from logits, over
 a small vocabulary, with the drafts of each kind of drafter: looked up in what the row has, or drawn
 with the target's noise from logits of a small model, of a head that knows some tokens only or of
-the layer behind the target's last one.
+the layer behind the target's last one. `-s` prints the p values.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headrace_backend.weights.placement import Placement
 from headrace_kernels.sampling import parameters as columns
 from headrace_kernels.sampling.choice import sample_rows
 from headrace_kernels.sampling.penalties import penalize_rows_reference
+from headrace_kernels.sampling.token_masks import mask_rows_reference
 from headrace_kernels.speculation.acceptance import Drawn, RowState, accept_drafts
 from headrace_kernels.speculation.ngram import propose_ngram
 from headrace_model_folder import Eagle3Folder
@@ -35,13 +36,17 @@ VOCAB, DRAWS, LEAST_P = 8, 1_000_000, 0.001
 # Rows of a batch, each with a seed of its own.
 BATCH = 50_000
 OPTIONS: dict[str, dict[str, float]] = {
+    "none": {"temperature": 1.0},
     "temperature": {"temperature": 0.7},
     "top_k": {"temperature": 1.0, "top_k": 3},
     "top_p": {"temperature": 1.0, "top_p": 0.8},
     "min_p": {"temperature": 1.0, "min_p": 0.2},
     "penalty": {"temperature": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
     "bias": {"temperature": 1.0, "bias": 1.5},
+    "grammar": {"temperature": 1.0, "grammar": 1.0},
 }
+# What the grammar lets follow each token, a bit for each token that may.
+FOLLOWING = torch.tensor([0b01110110, 0b10011001, 0b11110000, 0b00001111, 0b10101010, 0b11111111, 0b1, 0b01100110])
 DRAFTERS = ("ngram", "draft", "eagle", "mtp")
 
 
@@ -55,6 +60,10 @@ def changed(logits: torch.Tensor, option: dict[str, float], drafts: torch.Tensor
     """Logits [n, VOCAB] behind drafts [n, depth], as the sampler changes them."""
     logits = logits.clone()
     logits[:, 2] += option.get("bias", 0.0)
+    if "grammar" in option:
+        # Behind token 0, or behind the draft.
+        before = drafts[:, -1].clamp(min=0)
+        mask_rows_reference(logits, torch.arange(len(logits)), FOLLOWING[before].to(torch.int32)[:, None])
     if "frequency_penalty" in option:
         matrix = torch.zeros(1, columns.NUM_COLUMNS)
         matrix[0, columns.REPETITION], matrix[0, columns.FREQUENCY] = 1.3, option["frequency_penalty"]
@@ -172,7 +181,8 @@ def test_settled_tokens_have_the_targets_distribution(drafter: str, option: str,
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
     num_accepted = 0
     for batch in range(DRAWS // BATCH):
-        parameters = parameter_rows(asked, batch * BATCH)
+        # With the same seeds all drafters would have the same answers, and the cells one p value.
+        parameters = parameter_rows(asked, DRAWS * DRAFTERS.index(drafter) + batch * BATCH)
         rows = torch.arange(BATCH, dtype=torch.int32)
         drafts = propose(parameters)
         none = torch.full((BATCH, 1), -1)
@@ -203,4 +213,6 @@ def test_settled_tokens_have_the_targets_distribution(drafter: str, option: str,
     seen = expected > 0
     ratio = counts[seen].double() / expected[seen]
     statistic = 2 * float(torch.xlogy(counts[seen].double(), ratio).sum())
-    assert survival(statistic, int(seen.sum()) - 1) >= LEAST_P / (len(OPTIONS) * len(DRAFTERS))
+    probability = survival(statistic, int(seen.sum()) - 1)
+    print(f"{drafter} {option}: {num_accepted / DRAWS:.0%} of drafts settled, G-test p = {probability:.3f}")
+    assert probability >= LEAST_P / (len(OPTIONS) * len(DRAFTERS))

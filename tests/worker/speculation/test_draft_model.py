@@ -130,7 +130,7 @@ def assert_all_is_settled(runner: Runner, jobs: list[Job], expected: list[Job]) 
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("option", ["greedy", "temperature", "top_p", "penalties", "bad_words", "logprobs"])
+@pytest.mark.parametrize("option", sorted(OPTIONS))
 def test_a_draft_model_changes_no_answer(llama: CausalLM, shallow_llama: CausalLM, option: str) -> None:
     """Even one that is nearly always wrong."""
     jobs = [job(row, 20, **OPTIONS[option]) for row in (0, 3)]

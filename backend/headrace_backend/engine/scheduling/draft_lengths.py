@@ -15,8 +15,10 @@ that are alike, some then have a draft more than others.
 - **Forms of outputs.** Each draft of a row with a form wants a mask more, which costs the host what
   `step_time` has learned: nothing where masks are there before the pass ends.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
-  half of what is known of it is forgotten. Probes of all rows together take 1% of the time. What is
-  known of a new row is what is usual for all; where that is little, it is given a few drafts first.
+  half of what is known of it is forgotten. Probes of all rows together take 0.5% of the time.
+- **A new row** begins with a little less than what is usual for all, or a half where that is less:
+  so a large batch of new rows tries a few drafts of each first. What is usual is one opinion, and
+  not one of each new row of a step, so their first results together outweigh it.
 - **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
   before it, or nobody would see what either costs.
 - **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
@@ -41,8 +43,10 @@ from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.draft_costs import DraftCosts
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
-# Drafts of its own that what is usual counts for in a new row.
+# Drafts of its own that what is usual counts for in a new row, and what of a draft beside them
+# failed.
 _USUAL_WEIGHT: Final = 2.0
+_DOUBT_WEIGHT: Final = 0.5
 _USUAL_HALF_LIFE: Final = 256
 # What a new row is expected to accept at least, and the weight of that: its first drafts cost a
 # part of one step, and a row that repeats itself among rows that never do would wait for a probe.
@@ -54,7 +58,7 @@ _FIRST_TRIED: Final = 8.0
 # Shares are rounded to this, so that rows fall into few groups.
 _GRAIN: Final = 0.04
 # Time that probes may take.
-_PROBE_SHARE: Final = 0.01
+_PROBE_SHARE: Final = 0.005
 _STEPS_PER_CONTRAST: Final = 64
 # Passes of a drafter that together take so little of a step are not weighed one by one.
 _CHEAP_PASSES: Final = 0.01
@@ -201,9 +205,7 @@ class DraftLengths:
         masked: AbstractSequence[bool],
     ) -> list[int]:
         """The lengths with which the step settles most tokens per second."""
-        for row in rows:
-            if not row.tried:
-                self._expect_usual(row)
+        self._expect_usual([row for row in rows if not row.tried])
         known = zip((pooled_shares(rows) / _GRAIN).round().astype(int).tolist(), limits, masked, strict=True)
         kinds: list[_Kind] = list(known)
         best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
@@ -214,12 +216,15 @@ class DraftLengths:
                 lengths[index] += 1
         return lengths
 
-    def _expect_usual(self, row: Acceptance) -> None:
-        """Lets a new row begin with what is usual for all, or with a hope that soon gives way."""
+    def _expect_usual(self, new: AbstractSequence[Acceptance]) -> None:
+        """Lets new rows begin with what is usual for all, or with a hope that soon gives way."""
         if self._usual.share < _HOPED_SHARE:
-            row.expect(_HOPED_SHARE, _HOPED_WEIGHT)
+            share, weight = _HOPED_SHARE, _HOPED_WEIGHT
         else:
-            row.expect(self._usual.share, _USUAL_WEIGHT)
+            weight = _USUAL_WEIGHT + _DOUBT_WEIGHT
+            share = self._usual.share * _USUAL_WEIGHT / weight
+        for row in new:
+            row.expect(share, weight / len(new))
 
     def _is_contrast(self, num_wanted: int) -> bool:
         """Whether the next step has no drafts although some would pay."""

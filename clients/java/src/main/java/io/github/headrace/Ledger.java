@@ -19,8 +19,8 @@ import java.time.Duration;
  * @param stepCount steps that computed a token of the request
  * @param preemptions times that a sequence of the request lost its cache blocks to others
  * @param cachedTokens prompt tokens found in the prefix cache
- * @param draftTokens tokens proposed by a draft model
- * @param acceptedTokens proposed tokens that were accepted
+ * @param draftTokens drafted tokens that its steps verified
+ * @param acceptedTokens those of them that were right, each a step that its output did not need
  */
 public record Ledger(
         Duration queued,
