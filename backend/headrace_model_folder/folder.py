@@ -33,6 +33,7 @@ from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokeni
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.stacked_experts import split_joined, split_stacked
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
+from headrace_model_folder.tied_head import untied_where_different
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
 
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -85,6 +86,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             tensors = split_joined(config, tensors)
+            config = untied_where_different(folder, config, tensors)
             config = _with_plain_logits(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))
