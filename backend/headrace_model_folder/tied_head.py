@@ -22,7 +22,7 @@ _PIECE = 4 * MIB
 def untied_where_different(
     folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]
 ) -> ModelConfig:
-    """Returns the config with an output layer of its own if the folder's differs from the embedding.
+    """Returns the config, untied if the folder's output layer differs from its embedding.
 
     Reads both tensors up to the first piece in which they differ.
 

@@ -140,6 +140,9 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3-tied-bias": lambda: transformers.Qwen3Config(
         **_BASE, head_dim=8, tie_word_embeddings=True, attention_bias=True
     ),
+    "qwen3-window": lambda: transformers.Qwen3Config(
+        **_BASE, head_dim=16, use_sliding_window=True, sliding_window=19, max_window_layers=2
+    ),
     "phi3": lambda: transformers.Phi3Config(**_BASE),
     "phi3-window-tied": lambda: transformers.Phi3Config(
         **_BASE | {"num_key_value_heads": 1}, sliding_window=21, tie_word_embeddings=True
@@ -172,6 +175,16 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         mlp_only_layers=[1],
         tie_word_embeddings=True,
         attention_bias=True,
+    ),
+    # Unlike in dense models, all layers have the window; weights are not normed.
+    "qwen3-moe-window": lambda: transformers.Qwen3MoeConfig(
+        **_BASE,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        use_sliding_window=True,
+        sliding_window=19,
     ),
     "mixtral": lambda: transformers.MixtralConfig(**_BASE, num_local_experts=5),
     "mixtral-window-tied": lambda: transformers.MixtralConfig(
@@ -244,7 +257,9 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         **_GEMMA4, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=40
     ),
     "gemma4-unified": lambda: transformers.Gemma4UnifiedTextConfig(
-        **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"}
+        **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"},
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
     ),
     # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
     # for sizes that reach each.

@@ -117,7 +117,19 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM",
     _DEFAULTS,
     describe,
-    knows=frozenset({"attention_bias", "sliding_window", "layer_types", "query_pre_attn_scalar", "rope_local_base_freq", "final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention", "hidden_activation"}),
+    knows=frozenset(
+        {
+            "attention_bias",
+            "sliding_window",
+            "layer_types",
+            "query_pre_attn_scalar",
+            "rope_local_base_freq",
+            "final_logit_softcapping",
+            "attn_logit_softcapping",
+            "use_bidirectional_attention",
+            "hidden_activation",
+        }
+    ),
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
     gguf=GgufNaming("gemma3", post_attention="post_attention_norm", has_whole_factors=True),

@@ -31,4 +31,5 @@ MISTRAL = Family(
     "MistralForCausalLM",
     {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
     describe,
+    knows=frozenset({"sliding_window", "layer_types"}),
 )

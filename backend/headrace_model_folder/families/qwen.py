@@ -38,5 +38,10 @@ def _windows(fields: Fields, num_layers: int) -> list[int | None]:
     return [window if is_sliding else None for is_sliding in sliding]
 
 
-QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, gguf=GgufNaming("qwen2"))
-QWEN3 = Family("Qwen3ForCausalLM", {**_DEFAULTS, "head_dim": 128}, describe_qwen3, gguf=GgufNaming("qwen3"))
+# Qwen2 has its biases whatever `attention_bias` says, as in transformers.
+_KNOWS = frozenset({"sliding_window", "layer_types", "attention_bias"})
+
+QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, knows=_KNOWS, gguf=GgufNaming("qwen2"))
+QWEN3 = Family(
+    "Qwen3ForCausalLM", {**_DEFAULTS, "head_dim": 128}, describe_qwen3, knows=_KNOWS, gguf=GgufNaming("qwen3")
+)
