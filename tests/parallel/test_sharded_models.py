@@ -140,6 +140,7 @@ def whole_experts(shard: Shard) -> Shard:
     [
         ("qwen3-moe-dense-layers", 2),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe", "gemma4-moe-wide")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("gpt-oss-wide", "qwen3.5-moe-wide")),
     ],
 )
 def test_ranks_with_whole_experts_draw_the_tokens_of_one(
