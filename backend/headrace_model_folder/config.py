@@ -108,7 +108,9 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     config = ModelConfig(
         architecture=family.architecture,
         description=description,
-        max_position_embeddings=min(max(max_position, description.stretched_context), MAX_CONTEXT),
+        max_position_embeddings=min(
+            max(max_position, description.stretched_context), description.context_limit or MAX_CONTEXT
+        ),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),

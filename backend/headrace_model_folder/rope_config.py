@@ -27,7 +27,8 @@ _KNOWN = frozenset(
     + ("mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings")
 )
 # Those of other readers, and what they are where they change nothing.
-_FOREIGN = {"extrapolation_factor": 1, "attn_factor": 1, "llama_4_scaling_beta": 0}
+_QUERY_SCALING = "llama_4_scaling_beta"
+_FOREIGN = {"extrapolation_factor": 1, "attn_factor": 1, _QUERY_SCALING: 0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,6 +116,27 @@ def refuse_two_forms(stated: Fields) -> None:
     for key, value in older.items():
         if said.get("rope_type" if key == "type" else key, value) != value:
             raise stated.error("rope_scaling", f"must say what rope_parameters says, differs in {shown(key)}")
+
+
+def without_query_scaling(config: Fields, most: int) -> tuple[Fields, int | None]:
+    """Takes out what multiplies queries behind the original context (`llama_4_scaling_beta`).
+
+    Args:
+        config: The fields of config.json.
+        most: Bound of the original context.
+
+    Returns:
+        The fields without it, and the first position whose queries it would change; None: none.
+    """
+    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    stated = config.get(key)
+    if not isinstance(stated, dict) or not stated.get(_QUERY_SCALING):
+        return config, None
+    fields = Fields(f"{config.name}: {key}", stated)
+    fields.number(_QUERY_SCALING, 0.0, 1e3)
+    scaled_from = fields.integer("original_max_position_embeddings", 1, most)
+    own = {name: value for name, value in stated.items() if name != _QUERY_SCALING}
+    return Fields(config.name, {**config.values, key: own}), scaled_from
 
 
 def by_layer_type(config: Fields, sliding_theta: float) -> tuple[Fields, Fields]:

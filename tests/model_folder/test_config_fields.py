@@ -46,7 +46,7 @@ def stated(name: str) -> Mapping[str, Any]:
     """config.json of a model of CONFIGS, its text part alone."""
     config = CONFIGS[name]().get_text_config()
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return {**values, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]}
+    return {**values, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]}
 
 
 def forms(name: str) -> list[Mapping[str, Any]]:

@@ -48,7 +48,7 @@ FAMILIES = {
 }  # fmt: skip
 # The others that are served, whose layers have nothing that those above lack.
 FURTHER = (
-    "olmo2", "gemma3", "qwen3-moe", "mixtral", "glm4-moe",
+    "olmo2", "gemma3", "seed-oss", "exaone4", "ministral3-part", "qwen3-vl-part", "qwen3-moe", "mixtral", "glm4-moe",
     "gpt-oss",
 )  # fmt: skip
 
