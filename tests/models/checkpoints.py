@@ -138,6 +138,9 @@ def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
 CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": _llama,
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    # A vocabulary that no number of ranks divides.
+    "llama-uneven-tied": lambda: _llama(vocab_size=101, tie_word_embeddings=True),
+    "gemma4-uneven": lambda: transformers.Gemma4TextConfig(**_GEMMA4 | {"vocab_size": 99}, tie_word_embeddings=False),
     "llama-llama3": lambda: _llama(**_rope("llama3", **_LLAMA3)),
     "llama-linear": lambda: _llama(**_rope("linear", factor=4.0)),
     "llama-dynamic": lambda: _llama(**_rope("dynamic", factor=4.0)),

@@ -26,6 +26,7 @@ VARIANTS = (
     "smollm3", "olmo2-bias-tied", "glm4-tied", "gemma3", "gemma4-part", "gemma4-unified", "glm4-moe-bias-tied",
     "qwen3.5", "qwen3-window", "qwen3-moe-window", "seed-oss-biases-tied", "exaone4-tied",
     "ministral3",
+    "llama-uneven-tied", "gemma4-uneven",
 )  # fmt: skip
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SIZES + VARIANTS else ()) for name in CONFIGS]
 
