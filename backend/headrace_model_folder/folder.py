@@ -17,7 +17,7 @@ from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.expected_tensors import check_tensors, parameter_count
+from headrace_model_folder.expected_tensors import check_tensors, parameter_count, untied_where_different
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.formats.expert_formats import refuse_ordered_experts, without_plain
@@ -33,7 +33,6 @@ from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokeni
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.stacked_experts import split_joined, split_stacked
 from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
-from headrace_model_folder.tied_head import untied_where_different
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
 
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -28,7 +28,7 @@ def describe(fields: Fields) -> ModelDescription:
 
 
 def describe_ministral3(fields: Fields) -> ModelDescription:
-    """As `describe`; the context ends where queries would be scaled."""
+    """Mistral's layers; the context ends where queries would be scaled."""
     fields, scaled_from = without_query_scaling(
         Fields(fields.name, {**_MINISTRAL3_DEFAULTS, **fields.values}), MAX_CONTEXT
     )
@@ -89,5 +89,9 @@ MISTRAL3_OF_SEVERAL = Family(
         },
         ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
         of_all=("tie_word_embeddings",),
+        alone={
+            "mistral": ("MistralForCausalLM", "mistral"),
+            "ministral3": ("Ministral3ForCausalLM", "ministral3"),
+        },
     ),
 )

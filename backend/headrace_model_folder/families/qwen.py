@@ -41,7 +41,11 @@ def _windows(fields: Fields, num_layers: int) -> list[int | None]:
 
 
 _TEXT_PART = TextPart(
-    "text_config", {"model.language_model.": "model."}, ("model.visual.",), of_all=("tie_word_embeddings",)
+    "text_config",
+    {"model.language_model.": "model."},
+    ("model.visual.",),
+    of_all=("tie_word_embeddings",),
+    alone={"qwen3_vl_text": ("Qwen3ForCausalLM", "qwen3")},
 )
 # Qwen2 has its biases whatever `attention_bias` says, as in transformers.
 _KNOWS = frozenset({"sliding_window", "layer_types", "attention_bias"})
