@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from headrace_request.reasoning import Reasoning as Section
-from headrace_service.output_forms import gemma, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
+from headrace_service.output_forms import gemma, glm, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
 from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.parts import Calls, Part
@@ -43,6 +43,7 @@ class _Format:
 # In the order in which templates are looked through: the first that fits counts.
 _FORMATS: Final[Mapping[str, _Format]] = {
     "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar, qwen_coder.why_not_strict),
+    "glm": _Format(glm.MARKERS, (glm.KEY,), glm.grammar, qwen_coder.why_not_strict),
     "hermes": _Format(hermes.MARKERS, (hermes.OPEN,), hermes.grammar),
     "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
     "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
@@ -163,7 +164,7 @@ class ModelForm:
         return _FORMATS[self.call_format].why_not_strict(tool) if self.call_format in _FORMATS else ""
 
     def _text_parameters(self, tool: Tool) -> tuple[str, ...]:
-        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format == "qwen3-coder" else ()
+        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format in ("qwen3-coder", "glm") else ()
 
 
 def answer_reader(
@@ -187,9 +188,10 @@ def answer_reader(
             return mistral.MistralReader(parts, calls, spelling, is_after_marker)
         case "gemma4":
             return gemma.GemmaReader(parts, calls, spelling, is_after_marker)
-        case "qwen3-coder":
+        case "qwen3-coder" | "glm":
             texts = {tool.name: frozenset(tool.text_parameters) for tool in plan.tools}
-            return qwen_coder.QwenCoderReader(parts, calls, spelling, is_after_marker, texts)
+            reader = glm.GlmReader if plan.call_format == "glm" else qwen_coder.QwenCoderReader
+            return reader(parts, calls, spelling, is_after_marker, texts)
     return PlainReader(parts, is_after_marker)
 
 

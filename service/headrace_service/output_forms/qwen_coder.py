@@ -161,7 +161,7 @@ class QwenCoderReader(CallReader):
     def _begin_value(self, name: str) -> None:
         self._is_text = name in self._text_parameters.get(self._function, ())
         begin = ", " if self._num_arguments else "{"
-        self._calls.add(f"{begin}{_json(name)}: " + ('"' if self._is_text else ""))
+        self._calls.add(f"{begin}{json_text(name)}: " + ('"' if self._is_text else ""))
         self._num_arguments += 1
         self._is_begun, self._line_break, self._value = False, "", []
         self._look_for(_PARAMETER_END, _FUNCTION_END)
@@ -186,13 +186,13 @@ class QwenCoderReader(CallReader):
         text, self._line_break = self._line_break + text, ""
         if text.endswith("\n"):
             text, self._line_break = text[:-1], "\n"
-        self._calls.add(_json(text)[1:-1])
+        self._calls.add(json_text(text)[1:-1])
 
     def _end_value(self) -> None:
         if self._is_text:
             self._calls.add('"')
         else:
-            self._calls.add(_as_json("".join(self._value).strip()))
+            self._calls.add(as_json("".join(self._value).strip()))
         self._line_break, self._value = "", []
         self._to_parameters()
 
@@ -204,6 +204,24 @@ def text_parameters(tool: Tool) -> frozenset[str]:
     """Returns the arguments of a tool whose values are text, by its schema."""
     properties = tool.parameters.get("properties")
     return frozenset(name for name, schema in _items(properties) if _is_text(schema))
+
+
+def properties_of(tool: Tool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns name and schema of each argument of a tool."""
+    return _items(tool.parameters.get("properties"))
+
+
+def required_of(tool: Tool) -> list[Any]:
+    """Returns the names of the arguments that a call must have."""
+    return _list(tool.parameters.get("required"))
+
+
+def text_value(schema: Mapping[str, Any]) -> list[str] | None:
+    """Returns the texts that a value is one of, none where it is any text; None: it is no text."""
+    if not _is_text(schema):
+        return None
+    allowed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    return [text for text in allowed if isinstance(text, str)]
 
 
 def why_not_strict(tool: Tool) -> str:
@@ -243,9 +261,9 @@ def _function(rule: str, tool: Tool) -> list[str]:
             f"{rule}: {begin} {rule}_any* {end}",
             f'{rule}_any: "{_PARAMETER}" /[^<>\\n]{{1,64}}/ ">\\n" value_end "\\n"',
         ]
-    required = _list(tool.parameters.get("required"))
+    required = required_of(tool)
     lines, names = [], []
-    for index, (name, schema) in enumerate(_items(tool.parameters.get("properties"))):
+    for index, (name, schema) in enumerate(properties_of(tool)):
         argument = f"{rule}_{index}"
         opening = lark.quoted(f"{_PARAMETER}{name}>\n")
         lines.append(f'{argument}: {opening} {_value(schema, tool.parameters)} "\\n"')
@@ -256,11 +274,10 @@ def _function(rule: str, tool: Tool) -> list[str]:
 def _value(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """Returns the rule of a value and of its end."""
     end = lark.quoted("\n" + _PARAMETER_END)
-    if not _is_text(schema):
+    texts = text_value(schema)
+    if texts is None:
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return f"{lark.json_of({**schema, **shared})} {end}"
-    allowed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    texts = [text for text in allowed if isinstance(text, str)]
     return f"{lark.any_of([lark.quoted(text) for text in texts])} {end}" if texts else "value_end"
 
 
@@ -287,14 +304,15 @@ def _is_of_name(char: str) -> bool:
     return char not in "<>\n"
 
 
-def _as_json(text: str) -> str:
+def as_json(text: str) -> str:
     """Returns a value as JSON: as it is if it is that, else as a string."""
     try:
         msgspec.json.decode(text)
         return text
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return _json(text)
+        return json_text(text)
 
 
-def _json(text: str) -> str:
+def json_text(text: str) -> str:
+    """Returns a text as JSON."""
     return json.dumps(text, ensure_ascii=False)
