@@ -125,9 +125,9 @@ def phi3(draw: Draw) -> Any:
     # transformers takes the size of a head from the hidden size here.
     per_head = base["hidden_size"] // base["num_attention_heads"]
     share = pick(draw, 1.0, 0.5)
-    turned = int(per_head * share) // 2
+    rotated = int(per_head * share) // 2
     if int(per_head * share) % 2:
-        share, turned = 1.0, per_head // 2
+        share, rotated = 1.0, per_head // 2
     original: Fields = {}
     parameters = rope(draw, share, "default")
     if pick(draw, True, False):
@@ -135,8 +135,8 @@ def phi3(draw: Draw) -> Any:
         original = {"original_max_position_embeddings": 2}
         parameters |= {
             "rope_type": "longrope",
-            "short_factor": [1.0] * turned,
-            "long_factor": [1.0 + 3.5 * place for place in range(turned)],
+            "short_factor": [1.0] * rotated,
+            "long_factor": [1.0 + 3.5 * place for place in range(rotated)],
             **original,
             **pick(draw, {}, {"attention_factor": 1.5}, {"factor": 3.0}),
         }

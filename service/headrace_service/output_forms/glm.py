@@ -17,6 +17,7 @@ from headrace_service.output_forms.json_call import JsonState
 from headrace_service.output_forms.lark import TokenIds
 from headrace_service.output_forms.parts import Calls, Part
 from headrace_service.output_forms.qwen_coder import as_json, json_text, properties_of, required_of, text_value
+from headrace_service.output_forms.text_pieces import SPACE, Expected, Name
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -53,8 +54,12 @@ class GlmReader(CallReader):
         super().__init__(parts, calls, spelling, is_after_marker)
         self._text_parameters = text_parameters
         self._function = ""
-        # The name of a function or of an argument so far.
-        self._name = ""
+        # What stood before a function's name, the name, and what is to follow it.
+        self._head = ""
+        self._name = Name(self._is_of_name, _MAX_NAME_CHARACTERS)
+        self._expected = Expected(spelling(KEY), spelling(CLOSE), after_space=True)
+        # The name of an argument so far.
+        self._key = ""
         self._num_arguments = 0
         # Of the value that is being read: whether it is text, and what is not text so far.
         self._is_text = False
@@ -67,53 +72,75 @@ class GlmReader(CallReader):
     @property
     def holds(self) -> bool:
         """Whether text that came is in no part yet."""
-        is_undecided = self._at in (self._in_function_name, self._in_key, self._before_value)
+        is_undecided = self._at in (
+            self._before_function_name, self._in_function_name, self._behind_function_name,
+            self._in_key, self._before_value,
+        )  # fmt: skip
         return super().holds or is_undecided or bool(self._value)
 
     def finish(self) -> None:
         """The output ends here."""
-        if self._at == self._in_function_name:
-            assert self._search is not None
-            self._no_call(self._search.flush())
+        if self._at in (self._before_function_name, self._in_function_name, self._behind_function_name):
+            self._no_call(self._expected.flush())
         super().finish()
 
     def _in_text(self, text: str) -> str:
         before, marker, rest = self._find(text)
         self._text.feed(before)
         if marker == self._spelling(OPEN):
-            self._name = ""
-            self._look_for(KEY, CLOSE)
-            self._at = self._in_function_name
+            self._head, self._name = marker, Name(self._is_of_name, _MAX_NAME_CHARACTERS)
+            self._expected = Expected(self._spelling(KEY), self._spelling(CLOSE), after_space=True)
+            self._search, self._at = None, self._before_function_name
         elif marker and self._calls.count:
             self._text.marker()
         else:
             self._text.feed(marker)
         return rest
 
+    def _is_of_name(self, char: str) -> bool:
+        begins_marker = any(self._spelling(marker).startswith(char) for marker in (KEY, CLOSE))
+        return not (char.isspace() or char in "<>" or begins_marker)
+
+    def _before_function_name(self, text: str) -> str:
+        rest = text.lstrip(SPACE)
+        self._head += text[: len(text) - len(rest)]
+        if len(self._head) > _MAX_NAME_CHARACTERS:
+            self._no_call("")
+        elif rest:
+            self._at = self._in_function_name
+        return rest
+
     def _in_function_name(self, text: str) -> str:
-        more, marker, rest = self._find(text)
-        self._name += more
-        name = self._name.strip()
-        if len(name) > _MAX_NAME_CHARACTERS or any(char.isspace() or char in "<>" for char in name):
-            self._no_call(marker)
-        elif marker and not name:
-            self._no_call(marker)
-        elif marker:
-            self._text.marker()
-            self._calls.start(name)
-            self._function, self._num_arguments = name, 0
-            self._go_on(marker)
+        rest = self._name.feed(text)
+        if rest and self._name.text:
+            self._at = self._behind_function_name
+        elif rest:
+            self._no_call("")
+        return rest
+
+    def _behind_function_name(self, text: str) -> str:
+        decided = self._expected.feed(text)
+        if decided is None:
+            return ""
+        space, marker, rest = decided
+        if not marker:
+            self._no_call(space)
+            return rest
+        self._text.marker()
+        self._calls.start(self._name.text)
+        self._function, self._num_arguments = self._name.text, 0
+        self._go_on(marker)
         return rest
 
     def _no_call(self, behind: str) -> None:
         """What stood behind the marker is no call: it is text."""
-        self._text.feed(self._spelling(OPEN) + self._name + behind)
+        self._text.feed(self._head + self._name.text + behind)
         self._at = self._begin()
 
     def _go_on(self, marker: str) -> None:
         """Goes on behind a name or a value: with another argument, or with the call's end."""
         if marker == self._spelling(KEY):
-            self._name = ""
+            self._key = ""
             self._look_for(_KEY_END, CLOSE)
             self._at = self._in_key
             return
@@ -128,7 +155,7 @@ class GlmReader(CallReader):
 
     def _in_key(self, text: str) -> str:
         more, marker, rest = self._find(text)
-        self._name += more
+        self._key += more
         if marker == self._spelling(_KEY_END):
             self._look_for(_VALUE, CLOSE)
             self._at = self._before_value
@@ -139,7 +166,7 @@ class GlmReader(CallReader):
     def _before_value(self, text: str) -> str:
         _, marker, rest = self._find(text)
         if marker == self._spelling(_VALUE):
-            name = self._name.strip()
+            name = self._key.strip()
             self._is_text = name in self._text_parameters.get(self._function, ())
             begin = ", " if self._num_arguments else "{"
             self._calls.add(f"{begin}{json_text(name)}: " + ('"' if self._is_text else ""))

@@ -55,6 +55,7 @@ _TEMPLATES = {
     "llama3-json": "tools <|python_tag|>",
     "mistral": "tools [TOOL_CALLS]",
     "qwen3-coder": "tools <tool_call> <function=",
+    "seed-oss": "tools <seed:tool_call> <function=",
 }
 
 
@@ -122,7 +123,7 @@ CASES = [(name, False) for name in NAMES] + [("mistral", True), ("llama3-json", 
 # How an output that calls functions begins, where it may do otherwise.
 _MARKERS = {
     "hermes": "<tool_call>", "qwen3-coder": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3-json": "{",
-    "gemma4": "<|tool_call>", "glm": "<tool_call>",
+    "gemma4": "<|tool_call>", "glm": "<tool_call>", "seed-oss": "<seed:tool_call>",
 }  # fmt: skip
 _TEXT = {name: b"" if name == "llama3-json" else b"So.\n" for name in NAMES}
 
@@ -134,7 +135,7 @@ def test_every_output_that_a_grammar_allows_is_read_as_valid_calls(
     name: str, specials: bool, choice: Any, parallel: bool
 ) -> None:
     # A text goes on until its end marker, which random draws come to where that is one token alone.
-    has_ends = name != "qwen3-coder" and (name not in ("gemma4", "glm") or specials)
+    has_ends = name not in ("qwen3-coder", "seed-oss") and (name not in ("gemma4", "glm") or specials)
     form, tools = form_of(name, specials), [WEATHER, CLOCK, *([NOTE] if has_ends else [])]
     use = ToolUse(tools, choice, parallel)
     draw, num_calls, num_whole = random.Random(5), [], 0
@@ -172,6 +173,8 @@ def test_a_tool_that_is_not_strict_gets_any_object(name: str) -> None:
         "hermes": '<tool_call>\n{"name": "clock", "arguments": {"b": [true]}}\n</tool_call>',
         "llama3-json": '{"name": "clock", "parameters": {"b": [true]}}',
         "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {"b": [true]}}]',
+        "seed-oss": "<seed:tool_call>\n<function=clock>\n<parameter=b>\n[true]\n</parameter>\n</function>\n"
+        "</seed:tool_call>",
         "qwen3-coder": "<tool_call>\n<function=clock>\n<parameter=b>\n[true]\n</parameter>\n</function>\n</tool_call>",
     }
     assert matcher.consume_tokens(list(texts[name].encode())), matcher.get_error()

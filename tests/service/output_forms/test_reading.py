@@ -23,6 +23,7 @@ HERMES = OutputPlan(call_format="hermes", tools=TOOLS)
 LLAMA = OutputPlan(call_format="llama3-json", tools=TOOLS)
 MISTRAL = OutputPlan(call_format="mistral", tools=TOOLS)
 QWEN_CODER = OutputPlan(call_format="qwen3-coder", tools=TOOLS)
+SEED = OutputPlan(call_format="seed-oss", tools=TOOLS)
 GLM = OutputPlan(call_format="glm", tools=TOOLS)
 GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS)
 THINKING_GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS, reasoning=("<|channel>thought\n", "<channel|>"))
@@ -188,6 +189,12 @@ RECORDED: list[tuple[str, OutputPlan, str, list[Shown]]] = [
         "<tool_call><function=weather><parameter=city>\nPar</par",
         [("weather", '{"city": "Par', False)],
     ),
+    (
+        "other markers around functions",
+        SEED,
+        "So.\n<seed:tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</seed:tool_call>",
+        ["So.", ("weather", PARIS, True)],
+    ),
     ("no function", QWEN_CODER, "a <tool_call>\nx<function=b>", ["a <tool_call>\nx<function=b>"]),
     (
         "text and JSON in tags",
@@ -282,7 +289,7 @@ def test_a_recorded_output_becomes_its_parts_a_character_at_a_time_or_at_once(
     assert read(plan, list(text)) == read(plan, [text])
 
 
-PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, GLM, THINKING_HERMES, INSIDE, THINKING_GEMMA)
+PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, SEED, GLM, THINKING_HERMES, INSIDE, THINKING_GEMMA)
 # What formats are made of, put together at random.
 _WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>",
