@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from headrace_backend.config import EngineConfig
 from headrace_model_folder import ModelConfig
-from headrace_model_folder.description import Attention, Head, Layer, ModelDescription
+from headrace_model_folder.description import Attention, Layer, ModelDescription
 
 # Of one weight, where it is quantized while it is read; others have the checkpoint's.
 _BITS = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4}
@@ -103,7 +103,7 @@ def stage_part(model: ModelDescription, stage: Stage) -> ModelDescription:
     """
     head = model.head
     if head.tied and stage.is_last and not stage.is_first:
-        head = Head(model.embedding.name, tied=False)
+        head = dataclasses.replace(head, name=model.embedding.name, tied=False)
     return dataclasses.replace(model, layers=model.layers[stage.first_layer : stage.end_layer], head=head)
 
 

@@ -158,10 +158,26 @@ def _reason(config: EngineConfig, group: _Group, model: ModelConfig) -> str | No
     for name, size in _dealt_out(described, whole_experts):
         if size % world_size:
             return f"which does not divide {name} {size}"
+    if (reason := _vocabulary(config, model)) is not None:
+        return reason
     for name, size in _repeated(described):
         if size % world_size and world_size % size:
             return f"which neither divides {name} {size} nor is a multiple of it"
     return _straddling(world_size, whole_experts, group, model) or _cut_layer(world_size, whole_experts, model)
+
+
+def _vocabulary(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Ranks have as many tokens each, the last one perhaps fewer, but where weights have scales."""
+    size = model.vocab_size
+    if size % config.tp == 0:
+        return None
+    if config.quantize_head != "off":
+        return f"which does not divide vocab_size {size}, as it must with quantize_head"
+    if model.shared_blocks != (1, 1):
+        return f"which does not divide vocab_size {size}, as it must where the file has its tokens in blocks"
+    if -(-size // config.tp) * (config.tp - 1) >= size:
+        return f"which leaves a rank none of the {size} tokens of vocab_size"
+    return None
 
 
 def _repeated(model: ModelDescription) -> Iterator[tuple[str, int]]:
@@ -188,7 +204,6 @@ def _dealt_out(model: ModelDescription, whole_experts: bool) -> Iterator[tuple[s
             yield "the inner size of experts", layer.mlp.inner
         if isinstance(layer.mlp, Experts) and layer.mlp.shared is not None:
             yield "the inner size of shared experts", layer.mlp.shared.mlp.inner
-    yield "vocab_size", model.vocab_size
 
 
 def _cut_layer(world_size: int, whole_experts: bool, model: ModelConfig) -> str | None:

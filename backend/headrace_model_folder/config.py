@@ -19,11 +19,13 @@ from headrace_model_folder.description import ModelDescription
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.families.decoder import MAX_CONTEXT
 from headrace_model_folder.families.family import Family
+from headrace_model_folder.families.foreign_fields import refuse_foreign_fields
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.fields import Fields
 from headrace_model_folder.formats.bitsandbytes_tensors import GROUP, refuse_other_bitsandbytes
 from headrace_model_folder.formats.expert_formats import refuse_mixed_experts, refuse_other_methods
 from headrace_model_folder.formats.quantization_config import BITSANDBYTES, FolderQuantization, read_quantization
+from headrace_model_folder.rope_config import refuse_two_forms
 
 CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
@@ -92,6 +94,8 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
         values = family.text_part.values(values)
     stated = Fields(CONFIG_FILE, values)
     _refuse_unsupported(stated, family)
+    refuse_foreign_fields(stated, family)
+    refuse_two_forms(stated)
     # A null in the file means null (Mistral: no window), so the defaults only fill what is absent.
     fields = Fields(CONFIG_FILE, {**family.defaults, **values})
     description = family.describe(fields)
@@ -104,7 +108,9 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     config = ModelConfig(
         architecture=family.architecture,
         description=description,
-        max_position_embeddings=min(max(max_position, description.stretched_context), MAX_CONTEXT),
+        max_position_embeddings=min(
+            max(max_position, description.stretched_context), description.context_limit or MAX_CONTEXT
+        ),
         torch_dtype=_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", description.vocab_size),

@@ -486,6 +486,8 @@ class ModelDescription:
     mtp: ModelDescription | None = None
     # None: layers have no inputs of tokens but the residual stream.
     per_layer_embedding: PerLayerEmbedding | None = None
+    # Tokens of context that are computed as the model was trained; None: all that config.json says.
+    context_limit: int | None = None
 
     @property
     def hidden_size(self) -> int:

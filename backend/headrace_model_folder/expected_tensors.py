@@ -1,24 +1,33 @@
 """Tensors that an architecture needs, by Hugging Face name and shape, compared with a folder's.
 
 The model's description names them. Where another tool quantized a layer, the tensors of its format
-stand in the folder in place of its weight (`formats.layer_format`).
+stand in the folder in place of its weight (`formats.layer_format`). An output layer that
+config.json ties to the embedding may be there all the same: training that no longer shared the two
+leaves such folders, and then it is used, as by transformers. Copies of the embedding are common,
+and stay one weight.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from headrace_model_folder.bounded_files import MIB, open_inside
 from headrace_model_folder.config import ModelConfig
-from headrace_model_folder.description import Shape
+from headrace_model_folder.description import ModelDescription, Shape
 from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.formats.layer_format import LayerFormat
 from headrace_model_folder.formats.mxfp4_config import mxfp4_shapes
 from headrace_model_folder.safetensors_header import TensorRecord
 
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
+# Read at a time where two tensors are compared.
+_PIECE = 4 * MIB
 # Old checkpoints carry the rotary frequencies, which follow from the config.
 _TOLERATED = re.compile(r"model\.(layers\.\d{1,4}\.self_attn\.)?rotary_emb\.inv_freq")
 
@@ -144,3 +153,44 @@ def _likely_file(name: str, found: Mapping[str, TensorRecord]) -> str:
         r.file for r in found.values()
     ]
     return files[0] if files else "model.safetensors"
+
+
+def untied_where_different(
+    folder: pathlib.Path, config: ModelConfig, tensors: Mapping[str, TensorRecord]
+) -> ModelConfig:
+    """Returns the config, untied if the folder's output layer differs from its embedding.
+
+    Reads both tensors up to the first piece in which they differ.
+
+    Args:
+        folder: The model folder.
+        config: Its configuration.
+        tensors: The folder's tensors, by the names of the description.
+    """
+    model = config.description
+    head, embedding = (tensors.get(f"{part.name}.weight") for part in (model.head, model.embedding))
+    if not model.head.tied or head is None or embedding is None or _are_equal(folder, head, embedding):
+        return config
+    mtp = None if config.mtp is None else dataclasses.replace(config.mtp, description=_untied(config.mtp.description))
+    return dataclasses.replace(config, description=_untied(model), mtp=mtp)
+
+
+def _untied(model: ModelDescription) -> ModelDescription:
+    mtp = None if model.mtp is None else _untied(model.mtp)
+    return dataclasses.replace(model, head=dataclasses.replace(model.head, tied=False), mtp=mtp)
+
+
+def _are_equal(folder: pathlib.Path, head: TensorRecord, embedding: TensorRecord) -> bool:
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return False
+    pieces = zip(_pieces(folder, head), _pieces(folder, embedding), strict=True)
+    return all(one == other for one, other in pieces)
+
+
+def _pieces(folder: pathlib.Path, record: TensorRecord) -> Iterator[bytes]:
+    descriptor, _ = open_inside(folder, record.file)
+    try:
+        for first in range(0, record.num_bytes, _PIECE):
+            yield os.pread(descriptor, min(_PIECE, record.num_bytes - first), record.offset + first)
+    finally:
+        os.close(descriptor)

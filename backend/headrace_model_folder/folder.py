@@ -17,7 +17,7 @@ from headrace_model_folder.bounded_files import exists_inside, read_bytes
 from headrace_model_folder.chat_template import ChatTemplate, read_chat_template
 from headrace_model_folder.config import CONFIG_FILE, ModelConfig, read_config
 from headrace_model_folder.errors import InvalidModelFolder, shown
-from headrace_model_folder.expected_tensors import check_tensors, parameter_count
+from headrace_model_folder.expected_tensors import check_tensors, parameter_count, untied_where_different
 from headrace_model_folder.families.registry import FAMILIES
 from headrace_model_folder.formats.bitsandbytes_tensors import joined_nf4
 from headrace_model_folder.formats.expert_formats import refuse_ordered_experts, without_plain
@@ -85,6 +85,7 @@ class ModelFolder:
             tensors = joined_nf4(folder, tensors)
         if require_weights:
             tensors = split_joined(config, tensors)
+            config = untied_where_different(folder, config, tensors)
             config = _with_plain_logits(config, tensors)
             check_tensors(config, tensors)
             tensors = split_stacked(config, split_fused(folder, config, tensors))

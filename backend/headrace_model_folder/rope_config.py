@@ -18,6 +18,17 @@ RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope",
 # Those that a config of any family may name.
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_FACTOR = 65_536.0
+# Parameters that some type has; one that the stated type does not use changes nothing.
+_KNOWN = frozenset(
+    ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings")
+    + ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale")
+    + ("mscale_all_dim", "truncate", "short_factor", "long_factor")
+    # Of images, whose places have three numbers: those of a text are alike. And what nobody reads.
+    + ("mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings")
+)
+# Those of other readers, and what they are where they change nothing.
+_QUERY_SCALING = "llama_4_scaling_beta"
+_FOREIGN = {"extrapolation_factor": 1, "attn_factor": 1, _QUERY_SCALING: 0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +101,42 @@ def refuse_partial_rotation(config: Fields) -> None:
     fields = _rope_fields(config)
     if fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
         raise fields.error("partial_rotary_factor", "must be 1: this architecture rotates whole heads")
+
+
+def refuse_two_forms(stated: Fields) -> None:
+    """Refuses a config that states its rotary embedding in both forms, which contradict each other.
+
+    Raises InvalidModelFolder naming both fields.
+    """
+    newer, older = stated.get("rope_parameters"), stated.get("rope_scaling")
+    if not isinstance(newer, dict) or not isinstance(older, dict):
+        return
+    nested = newer.get("full_attention")
+    said = nested if isinstance(nested, dict) else newer
+    for key, value in older.items():
+        if said.get("rope_type" if key == "type" else key, value) != value:
+            raise stated.error("rope_scaling", f"must say what rope_parameters says, differs in {shown(key)}")
+
+
+def without_query_scaling(config: Fields, most: int) -> tuple[Fields, int | None]:
+    """Takes out what multiplies queries behind the original context (`llama_4_scaling_beta`).
+
+    Args:
+        config: The fields of config.json.
+        most: Bound of the original context.
+
+    Returns:
+        The fields without it, and the first position whose queries it would change; None: none.
+    """
+    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    stated = config.get(key)
+    if not isinstance(stated, dict) or not stated.get(_QUERY_SCALING):
+        return config, None
+    fields = Fields(f"{config.name}: {key}", stated)
+    fields.number(_QUERY_SCALING, 0.0, 1e3)
+    scaled_from = fields.integer("original_max_position_embeddings", 1, most)
+    own = {name: value for name, value in stated.items() if name != _QUERY_SCALING}
+    return Fields(config.name, {**config.values, key: own}), scaled_from
 
 
 def by_layer_type(config: Fields, sliding_theta: float) -> tuple[Fields, Fields]:
@@ -176,7 +223,15 @@ def _rope_fields(config: Fields) -> Fields:
     outer = {
         name: config.get(name) for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     }
-    return Fields(f"{config.name}: {key}", {**outer, **{k: v for k, v in stated.items() if v is not None}})
+    own = {k: v for k, v in stated.items() if v is not None}
+    fields = Fields(f"{config.name}: {key}", {**outer, **own})
+    for name, value in own.items():
+        if name not in _KNOWN and _FOREIGN.get(name) != value:
+            raise fields.error(shown(name), f"is not known, is {shown(value)}")
+    original = "original_max_position_embeddings"
+    if outer[original] is not None and own.get(original, outer[original]) != outer[original]:
+        raise fields.error(original, f"must be that beside it ({shown(outer[original])}), is {shown(own[original])}")
+    return fields
 
 
 def _rope_type(fields: Fields) -> RopeType:

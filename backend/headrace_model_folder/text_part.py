@@ -31,6 +31,9 @@ class TextPart:
     others: tuple[str, ...]
     # Further fields that hold for the whole model if they stand beside the parts' fields.
     of_all: tuple[str, ...] = ()
+    # `model_type` of the text part -> architecture and `model_type` of a folder of the text alone,
+    # where these are not named after the whole's; the first counts where none is stated.
+    alone: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The text part's fields of config.json, with those that hold for the whole model.

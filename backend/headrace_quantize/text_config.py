@@ -20,9 +20,13 @@ _OF_SEVERAL, _ALONE = "ForConditionalGeneration", "ForCausalLM"
 def text_config(model: ModelFolder) -> dict[str, Any]:
     """The fields of the original's config.json, or of its text part."""
     values: dict[str, Any] = json.loads((model.path / CONFIG_FILE).read_text(encoding="utf-8"))
-    part = FAMILIES[model.config.architecture].text_part
-    if part is None:
+    family = FAMILIES[model.config.architecture]
+    if family.text_part is None:
         return values
-    architecture = model.config.architecture.replace(_OF_SEVERAL, _ALONE)
+    # What is absent means what it does in the whole.
+    own = {**family.defaults, **family.text_part.values(values)}
+    architecture = family.architecture.replace(_OF_SEVERAL, _ALONE)
+    if alone := family.text_part.alone:
+        architecture, own["model_type"] = alone[own.get("model_type") or next(iter(alone))]
     assert architecture in FAMILIES, "a family whose text is a part has folders of text alone"
-    return {**part.values(values), "architectures": [architecture]}
+    return {**own, "architectures": [architecture]}

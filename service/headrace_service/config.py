@@ -135,7 +135,9 @@ class ServiceConfig(pydantic.BaseModel):
         Field(description="folder of tokenizer and chat template; default: the folder that the backend names"),
     ] = None
     tool_format: Annotated[
-        Literal["auto", "off", "gemma4", "harmony", "hermes", "llama3-json", "mistral", "qwen3-coder"],
+        Literal[
+            "auto", "off", "gemma4", "glm", "harmony", "hermes", "llama3-json", "mistral", "qwen3-coder", "seed-oss"
+        ],
         Field(
             description="how models write calls of functions; auto: as the chat template says; off: no tools are taken"
         ),

@@ -81,6 +81,9 @@ def test_a_bad_value_is_refused_by_field_name(field: str, value: Any) -> None:
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_type": "default", "rope_theta": -1.0}, "rope_theta"),
         ({"full_attention": {"rope_type": "default"}}, "per layer type"),
+        ({"rope_type": "dynamic", "alpha": 1000.0}, "'alpha' is not known"),
+        ({"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}, "'llama_4_scaling_beta' is not known"),
+        ({"rope_type": "yarn", "factor": 4.0, "extrapolation_factor": 0.5}, "'extrapolation_factor' is not known"),
     ],
 )
 def test_a_bad_rotary_parameter_is_refused_by_name(rope: dict[str, Any], field: str) -> None:
@@ -94,6 +97,16 @@ def test_both_spellings_of_the_rotary_embedding_mean_the_same() -> None:
     new = parse_config(config(rope_parameters={"rope_type": "llama3", "rope_theta": 500_000.0, **scaling}))
     assert old == new
     assert old.description.rope.theta == 500_000.0 and old.description.rope.rope_type == "llama3"
+
+
+def test_a_rotary_embedding_that_is_stated_twice_must_be_one() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    both = {"rope_scaling": yarn, "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **yarn}}
+    assert parse_config(config(**both)).description.rope.theta == 500.0
+    with pytest.raises(InvalidModelFolder, match="must say what rope_parameters says, differs in 'factor'"):
+        parse_config(config(**{**both, "rope_scaling": {**yarn, "factor": 2.0}}))
+    with pytest.raises(InvalidModelFolder, match=r"original_max_position_embeddings must be that beside it \(64\)"):
+        parse_config(config(rope_scaling=yarn, original_max_position_embeddings=64))
 
 
 def test_yarn_stretches_the_usable_context_and_others_do_not() -> None:

@@ -228,7 +228,7 @@ def test_what_one_layer_of_gemma4_hands_another_keeps_them_in_one_stage(changes:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention must not be 'all'"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention must be 'vision' or null"),
         ({"layer_types": ["sliding_attention"] * 4}, "layer_types must end with 'full_attention'"),
         ({"per_layer_config": [1]}, "per_layer_config must be an object"),
         ({"per_layer_config": {"1": {"hidden_size": 9}}}, "per_layer_config must state head_dim and"),
@@ -243,3 +243,54 @@ def test_what_one_layer_of_gemma4_hands_another_keeps_them_in_one_stage(changes:
 def test_what_gemma4_does_not_compute_is_refused_by_field(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(InvalidModelFolder, match=rule):
         describe("Gemma4ForCausalLM", **GEMMA4 | changes)
+
+
+def test_seed_oss_has_biases_where_its_fields_say_so() -> None:
+    attention = describe("SeedOssForCausalLM").layers[0].kv_attention
+    assert [linear.bias for linear in attention.linears] == [True, True, True, False]
+    attention = describe("SeedOssForCausalLM", attention_bias=False, attention_out_bias=True).layers[0].kv_attention
+    assert [linear.bias for linear in attention.linears] == [False, False, False, True]
+    assert attention.head_dim == 128
+
+
+def test_layers_of_exaone4_rotate_where_they_have_the_window() -> None:
+    model = describe("Exaone4ForCausalLM", sliding_window=9)
+    assert windows(model) == [9, 9, 9, None] and rope_types(model) == ["default"] * 3 + ["none"]
+    # Letters, the last layer sees everything whatever they say.
+    model = describe("Exaone4ForCausalLM", sliding_window=9, sliding_window_pattern="LG", num_hidden_layers=3)
+    assert windows(model) == [9, None, None] and rope_types(model) == ["default", "none", "none"]
+    model = describe("Exaone4ForCausalLM", sliding_window=None, sliding_window_pattern="LLLG")
+    assert windows(model) == [None] * 4 and rope_types(model) == ["default"] * 4
+    for pattern in ("", "LLX", 0, [4]):
+        with pytest.raises(InvalidModelFolder, match="sliding_window_pattern must be"):
+            describe("Exaone4ForCausalLM", sliding_window=9, sliding_window_pattern=pattern)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_a_context_of_ministral3_ends_where_queries_would_be_scaled(key: str) -> None:
+    values = {**CONFIG, "architectures": ["Ministral3ForCausalLM"], "max_position_embeddings": 160}
+    assert parse_config(values | {key: YARN | {"llama_4_scaling_beta": 0.1}}).max_position_embeddings == 40
+    assert parse_config(values | {key: YARN | {"llama_4_scaling_beta": 0}}).max_position_embeddings == 160
+    assert parse_config(values | {key: YARN}).max_position_embeddings == 160
+    # As published: all of it is the default.
+    assert parse_config(values).max_position_embeddings == 16_384
+    with pytest.raises(InvalidModelFolder, match="llama_4_scaling_beta must be a number"):
+        parse_config(values | {key: YARN | {"llama_4_scaling_beta": "much"}})
+    with pytest.raises(InvalidModelFolder, match="'llama_4_scaling_beta' is not known"):
+        parse_config({**CONFIG, key: YARN | {"llama_4_scaling_beta": 0.1}})
+
+
+def test_the_text_part_of_mistral3_is_one_of_two() -> None:
+    text = {name: value for name, value in CONFIG.items() if name != "architectures"} | {"rope_theta": 500.0}
+    values = {"architectures": ["Mistral3ForConditionalGeneration"], "vision_config": {}}
+
+    def parsed(**own: Any) -> Any:
+        return parse_config({**values, "text_config": {**text, **own}})
+
+    assert windows(parsed().description) == windows(parsed(model_type="mistral").description) == [4096, 4096]
+    assert windows(parsed(model_type="ministral3").description) == [None, None]
+    with pytest.raises(InvalidModelFolder, match=r"text_config.model_type must be 'mistral' or 'ministral3', is 'gpt'"):
+        parsed(model_type="gpt")

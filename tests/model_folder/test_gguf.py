@@ -224,7 +224,7 @@ def _tensor(name: str, kind: str, shape: tuple[int, ...]) -> Callable[[Gguf], No
     ("change", "said"),
     [
         (_without("general.architecture"), "general.architecture is missing"),
-        (_with(general__architecture="gemma"), "qwen2, qwen3, qwen35, qwen35moe, qwen3moe, smollm3, is 'gemma'"),
+        (_with(general__architecture="gemma"), "qwen3, qwen35, qwen35moe, qwen3moe, seed_oss, smollm3, is 'gemma'"),
         (_without("llama.block_count"), "llama.block_count is missing"),
         (_with(llama__block_count=0), "llama.block_count must be an integer from 1"),
         (_with(llama__block_count=2000), "num_hidden_layers must be an integer from 1 to 1024, is 2000"),

@@ -88,6 +88,28 @@ _QWEN3_5 = {
     "partial_rotary_factor": 0.5,
 }
 
+_PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_MINISTRAL3: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 160,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+}
+
 LONGROPE = {"short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.5, 7.0, 31.5]}
 
 
@@ -116,6 +138,9 @@ def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
 CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": _llama,
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    # A vocabulary that no number of ranks divides.
+    "llama-uneven-tied": lambda: _llama(vocab_size=101, tie_word_embeddings=True),
+    "gemma4-uneven": lambda: transformers.Gemma4TextConfig(**_GEMMA4 | {"vocab_size": 99}, tie_word_embeddings=False),
     "llama-llama3": lambda: _llama(**_rope("llama3", **_LLAMA3)),
     "llama-linear": lambda: _llama(**_rope("linear", factor=4.0)),
     "llama-dynamic": lambda: _llama(**_rope("dynamic", factor=4.0)),
@@ -132,6 +157,21 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama-group-8": lambda: _llama(num_key_value_heads=1, head_dim=16),
     "mistral": lambda: transformers.MistralConfig(**_BASE, sliding_window=None),
     "mistral-window": lambda: transformers.MistralConfig(**_BASE, sliding_window=21),
+    # As Mistral Small 3: text and vision, of which the text is read.
+    "mistral3-part": lambda: transformers.Mistral3Config(
+        text_config={**_BASE, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+        vision_config=_PIXTRAL,
+        image_token_index=VOCAB_SIZE - 1,
+        tie_word_embeddings=False,
+    ),
+    # As Ministral 3, whose queries are scaled behind the original context, where contexts end here.
+    "ministral3-part": lambda: transformers.Mistral3Config(
+        text_config={**_BASE, "model_type": "ministral3", "head_dim": 16, **_MINISTRAL3},
+        vision_config=_PIXTRAL,
+        image_token_index=VOCAB_SIZE - 1,
+        tie_word_embeddings=True,
+    ),
+    "ministral3": lambda: transformers.Ministral3Config(**_BASE, head_dim=16, **_MINISTRAL3),
     "qwen2": lambda: transformers.Qwen2Config(**_BASE),
     "qwen2-window-tied": lambda: transformers.Qwen2Config(
         **_BASE, use_sliding_window=True, sliding_window=19, max_window_layers=1, tie_word_embeddings=True
@@ -139,6 +179,30 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**_BASE, head_dim=24),
     "qwen3-tied-bias": lambda: transformers.Qwen3Config(
         **_BASE, head_dim=8, tie_word_embeddings=True, attention_bias=True
+    ),
+    "qwen3-window": lambda: transformers.Qwen3Config(
+        **_BASE, head_dim=16, use_sliding_window=True, sliding_window=19, max_window_layers=2
+    ),
+    # Text and vision, of which the text is read.
+    "qwen3-vl-part": lambda: transformers.Qwen3VLConfig(
+        text_config={
+            **_BASE,
+            "head_dim": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 4, 4]},
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+            "depth": 1,
+            "num_heads": 2,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=VOCAB_SIZE - 1,
+        video_token_id=VOCAB_SIZE - 2,
+        vision_start_token_id=VOCAB_SIZE - 3,
+        vision_end_token_id=VOCAB_SIZE - 4,
+        tie_word_embeddings=True,
     ),
     "phi3": lambda: transformers.Phi3Config(**_BASE),
     "phi3-window-tied": lambda: transformers.Phi3Config(
@@ -173,6 +237,16 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         tie_word_embeddings=True,
         attention_bias=True,
     ),
+    # Unlike in dense models, all layers have the window; weights are not normed.
+    "qwen3-moe-window": lambda: transformers.Qwen3MoeConfig(
+        **_BASE,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        use_sliding_window=True,
+        sliding_window=19,
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**_BASE, num_local_experts=5),
     "mixtral-window-tied": lambda: transformers.MixtralConfig(
         **_BASE, num_local_experts=4, num_experts_per_tok=1, sliding_window=21, tie_word_embeddings=True
@@ -203,6 +277,19 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
         },
     ),  # fmt: skip
+    "seed-oss": lambda: transformers.SeedOssConfig(**_BASE, head_dim=16),
+    "seed-oss-biases-tied": lambda: transformers.SeedOssConfig(
+        **_BASE, head_dim=8, attention_bias=False, attention_out_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    # Layers with the window rotate, the others do not.
+    "exaone4": lambda: transformers.Exaone4Config(
+        **_BASE | {"num_key_value_heads": 2}, sliding_window=21, sliding_window_pattern=3
+    ),
+    "exaone4-tied": lambda: transformers.Exaone4Config(
+        **_BASE, sliding_window=None, layer_types=["full_attention"] * 3, tie_word_embeddings=True
+    ),
+    # As GGUF files state it: every fourth layer sees all.
+    "exaone4-file": lambda: transformers.Exaone4Config(**_BASE | {"num_hidden_layers": 4}, sliding_window=21),
     "glm4": lambda: _glm4(head_dim=16),
     "glm4-tied": lambda: _glm4(
         num_key_value_heads=2,
@@ -244,7 +331,9 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         **_GEMMA4, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=40
     ),
     "gemma4-unified": lambda: transformers.Gemma4UnifiedTextConfig(
-        **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"}
+        **{name: value for name, value in _GEMMA4.items() if name != "hidden_size_per_layer_input"},
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
     ),
     # Windows in every other layer, sinks, biases, clamped gates and yarn: all at their defaults but
     # for sizes that reach each.
@@ -413,11 +502,18 @@ def write_checkpoint(path: pathlib.Path, name: str, **options: Any) -> transform
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = CONFIGS[name]()
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model = make_model(CONFIGS[name]())
     randomize_vectors(model)
     model.save_pretrained(path, **options)
     return model
+
+
+def make_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    """A random model in fp32; transformers counts some that see among no language models."""
+    sees = config.model_type in ("qwen3_vl", "mistral3")
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    made: transformers.PreTrainedModel = auto.from_config(config).float().eval()
+    return made
 
 
 def randomize_vectors(model: torch.nn.Module) -> None:

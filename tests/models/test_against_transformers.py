@@ -19,12 +19,14 @@ SIZES = (
     "llama-wide", "mixtral-wide", "gpt-oss-wide", "llama-blocks", "phi3-blocks", "llama-whole-blocks", "llama-long",
     "llama-wide-heads", "qwen3-moe-blocks", "qwen3-moe-wide", "glm4-moe-wide",
     "gemma4-moe-wide", "qwen3-moe-long", "gemma3-file",
-    "smollm3-file", "qwen3.5-moe-wide",
+    "smollm3-file", "qwen3.5-moe-wide", "exaone4-file",
 )  # fmt: skip
 # What they have is in others of their family too.
 VARIANTS = (
     "smollm3", "olmo2-bias-tied", "glm4-tied", "gemma3", "gemma4-part", "gemma4-unified", "glm4-moe-bias-tied",
-    "qwen3.5",
+    "qwen3.5", "qwen3-window", "qwen3-moe-window", "seed-oss-biases-tied", "exaone4-tied",
+    "ministral3",
+    "llama-uneven-tied", "gemma4-uneven",
 )  # fmt: skip
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SIZES + VARIANTS else ()) for name in CONFIGS]
 

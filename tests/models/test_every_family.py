@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import transformers
-from tests.models.checkpoints import CONFIGS, VOCAB_SIZE, ignore_progress, randomize_vectors
+from tests.models.checkpoints import CONFIGS, VOCAB_SIZE, ignore_progress, make_model, randomize_vectors
 from tests.models.paged_driver import PagedDriver, Row
 from tests.models.test_nf4_loading import numbers as nf4_numbers
 from tests.support.engine_on_runner import EngineOnRunner, greedy, layout_of
@@ -37,7 +36,7 @@ TOLERANCE = {"atol": 1e-3, "rtol": 1e-3}
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "phi3-blocks", "smollm3", "olmo2", "olmo3", "glm4", "gemma3", "gemma4",
     "qwen3.5-wide", "qwen3-moe-wide", "mixtral-wide", "glm4-moe-wide", "gemma4-moe-wide", "gpt-oss-wide",
-    "qwen3.5-moe-wide",
+    "qwen3.5-moe-wide", "seed-oss", "exaone4", "ministral3-part", "qwen3-vl-part",
 )  # fmt: skip
 # Whose layers differ most from each other; the others in the slow part.
 EVERYDAY = ("olmo2", "gemma3", "qwen3.5-moe-wide", "gpt-oss-wide")
@@ -60,10 +59,11 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A random model of the family, of inner sizes that blocks of 64 divide."""
     made: pathlib.Path = tmp_path_factory.mktemp(request.param)
     config = CONFIGS[request.param]()
-    if getattr(config, "intermediate_size", 128) % 64:
-        config.intermediate_size = 128
+    text = config.get_text_config()
+    if getattr(text, "intermediate_size", 128) % 64:
+        text.intermediate_size = 128
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model = make_model(config)
     randomize_vectors(model)
     model.save_pretrained(made)
     return made

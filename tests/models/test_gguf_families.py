@@ -44,6 +44,9 @@ FAMILIES = {
     "smollm3-file": "Q4_1",
     "olmo2": "Q8_0",
     "olmo3": "Q8_0",
+    "seed-oss": "Q8_0",
+    "exaone4-file": "Q8_0",
+    "exaone4-tied": "F16",
     "gemma4-small": "Q5_1",
     "gemma4-moe-wide": "Q8_0",
     "glm4-moe-wide": "Q4_0",
@@ -54,7 +57,7 @@ FAMILIES = {
 # What they have is in others too.
 SLOW = (
     "gpt-oss-order-tied", "phi3-blocks", "olmo2", "olmo3", "smollm3-file", "gemma3-file", "glm4", "gemma4-small",
-    "qwen3.5-wide", "qwen3.5-order-tied",
+    "qwen3.5-wide", "qwen3.5-order-tied", "seed-oss", "exaone4-tied",
 )  # fmt: skip
 
 

@@ -68,6 +68,12 @@ def test_on_a_cpu_two_rows_are_dealt_out() -> None:
     assert [dealer.pays(num_rows) for num_rows in range(4)] == [False, False, True, True]
 
 
+def test_parts_with_logits_of_no_token_are_not_dealt_out() -> None:
+    ranks = ThreadCollectives(ThreadGroup(2), 0)
+    assert RowDealer.of(ranks, 96) is not None
+    assert RowDealer.of(ranks, 97) is None and RowDealer.of(None, 96) is None
+
+
 @settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), world_size=st.sampled_from([2, 3, 4, 8]))
 def test_mixtures_draw_as_from_whole_logits(seed: int, world_size: int) -> None:

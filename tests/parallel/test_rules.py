@@ -45,7 +45,7 @@ def config(tp: int, **settings: object) -> EngineConfig:
     [
         (3, {}, "tp is 3, which does not divide num_attention_heads 8; tp 1, 2, 4, 8 work"),
         (4, {"intermediate_size": 702}, "tp is 4, which does not divide intermediate_size 702; tp 1, 2 work"),
-        (2, {"vocab_size": 4097}, "tp is 2, which does not divide vocab_size 4097; tp 1 works"),
+        (4, {"vocab_size": 5}, "tp is 4, which leaves a rank none of the 5 tokens of vocab_size; tp 1, 2 work"),
         (
             4,
             {"num_attention_heads": 12, "num_key_value_heads": 6},

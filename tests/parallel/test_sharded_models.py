@@ -32,13 +32,13 @@ CPU = torch.device("cpu")
 # layers without rotation.
 NAMES = (
     "llama-biases", "qwen3-tied-bias", "qwen2-window-tied", "llama-group-8", "llama-mha", "phi3-partial", "qwen3-moe",
-    "smollm3-window-tied", "glm4-moe",
+    "smollm3-window-tied", "glm4-moe", "llama-uneven-tied",
 )  # fmt: skip
 # Layers that are not plain, whose steps are never cut: norms of outputs, of all heads together;
 # layers that differ in their heads, inputs by layer; states.
 NAMES_OF_WHOLE_STEPS = (
     "olmo2", "olmo3", "glm4", "gemma3-part", "gemma4", "gemma4-small", "gemma4-moe-wide", "qwen3.5",
-    "qwen3.5-order-tied",
+    "qwen3.5-order-tied", "gemma4-uneven",
 )  # fmt: skip
 PROMPT = [17 * index % 89 + 3 for index in range(37)]
 NUM_TOKENS = 8
@@ -140,6 +140,7 @@ def whole_experts(shard: Shard) -> Shard:
     [
         ("qwen3-moe-dense-layers", 2),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("mixtral-wide", "glm4-moe", "gemma4-moe-wide")),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("gpt-oss-wide", "qwen3.5-moe-wide")),
     ],
 )
 def test_ranks_with_whole_experts_draw_the_tokens_of_one(
@@ -336,3 +337,17 @@ def test_the_plan_knows_a_ranks_bytes(folders: functools.partial[ModelFolder], s
         shard = Shard(rank, 2)
         planned = weight_memory(folder.config, torch.float32, scheme, CPU, shard).weights
         assert planned == load(folder, shard, scheme).weight_bytes < 0.6 * load(folder, scheme=scheme).weight_bytes
+
+
+def test_rows_of_no_token_are_never_drawn(folders: functools.partial[ModelFolder]) -> None:
+    """101 tokens on four ranks: the last one has three rows too many, whose numbers are 0."""
+
+    def best(shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
+        head = load(folders("llama-uneven-tied"), shard).lm_head
+        head.weight[: len(head._tokens)] = -1.0
+        hidden = torch.ones(2, head.weight.shape[1])
+        return head(hidden), head.most_likely(hidden)[0]
+
+    for logits, tokens in on_ranks(4, best):
+        assert logits.shape == (2, 101) and bool((logits == -64.0).all())
+        assert bool((tokens < 101).all())

@@ -30,6 +30,7 @@ INT8 = NumberFormat(8, True, False, torch.float32)
     [
         *("olmo2", "qwen3.5", "phi3-blocks"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "olmo3", "smollm3", "glm4")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("seed-oss", "exaone4")),
     ],
 )
 @torch.no_grad()
@@ -87,6 +88,33 @@ def test_of_a_model_that_sees_the_text_part_is_written(tmp_path: pathlib.Path) -
     (plain / "config.json").write_text((tmp_path / "text/config.json").read_text())
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, plain / "model.safetensors")
     torch.testing.assert_close(found, load_logits(plain), rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("qwen3-vl-part", "Qwen3ForCausalLM"),
+        *(
+            pytest.param(*names, marks=pytest.mark.slow)
+            for names in (("mistral3-part", "MistralForCausalLM"), ("ministral3-part", "Ministral3ForCausalLM"))
+        ),
+    ],
+)
+@torch.no_grad()
+def test_a_text_part_is_written_as_a_folder_of_its_relatives(
+    tmp_path: pathlib.Path, family: str, architecture: str
+) -> None:
+    """A language model to transformers; what config.json left out means what it did."""
+    write_checkpoint(tmp_path / "model", family)
+    quantize(request(tmp_path / "model", tmp_path / "out", method="rtn", bits=8, group_size="channel"))
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config.pop("architectures") == [architecture] and config.pop("quantization_config")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/config.json").write_text(json.dumps(config))
+    theirs = transformers_model(tmp_path / "text", dequantized(tmp_path / "out", INT8))
+    torch.testing.assert_close(
+        load_logits(tmp_path / "out"), theirs(torch.tensor([PROMPT])).logits[0], rtol=1e-4, atol=2e-3
+    )
 
 
 def load_logits(path: pathlib.Path) -> torch.Tensor:

@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "smollm3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",
+    "SeedOssForCausalLM": "seed_oss",
+    "Exaone4ForCausalLM": "exaone4",
     "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4moe",
     "Qwen3_5ForCausalLM": "qwen35",
@@ -64,7 +66,7 @@ _OTHERS = {
     "layer_scalar": "layer_output_scale.weight", "e_score_correction_bias": "exp_probs_b.bias",
     "per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
-_POST_ATTENTION = ("gpt-oss", "gemma3", "olmo2", "gemma4", "glm4moe", "qwen35", "qwen35moe")
+_POST_ATTENTION = ("gpt-oss", "gemma3", "olmo2", "gemma4", "glm4moe", "qwen35", "qwen35moe", "seed_oss", "exaone4")
 # Every which layer sees all.
 _PERIODS = {"gpt-oss": 2, "gemma3": 6, "olmo2": 4}
 _PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
@@ -288,7 +290,7 @@ def _scaling(arch: str, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _windows(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    if arch not in ("gpt-oss", "gemma3", "phi3", "olmo2") or not config.get("sliding_window"):
+    if arch not in ("gpt-oss", "gemma3", "phi3", "olmo2", "exaone4") or not config.get("sliding_window"):
         return {}
     metadata = {f"{arch}.attention.sliding_window": config["sliding_window"]}
     if period := _PERIODS.get(arch):

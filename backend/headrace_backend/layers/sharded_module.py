@@ -29,8 +29,13 @@ class ShardedModule(nn.Module, abc.ABC):
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """Yields every checkpoint tensor that goes into this module's own parameters.
 
-        Each entry of the parameters is covered exactly once.
+        Each entry of the parameters is covered exactly once, but for `num_padding` of them.
         """
+
+    @property
+    def num_padding(self) -> int:
+        """Entries of its parameters that are no number of the model's."""
+        return 0
 
 
 def weight_targets(root: nn.Module) -> dict[str, WeightTarget]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from headrace_backend.layers.sharded_module import weight_targets
+from headrace_backend.layers.sharded_module import ShardedModule, weight_targets
 from headrace_backend.quantization.block_linear_weight import BlockLinearWeight
 from headrace_backend.quantization.expert_weight import Mxfp4ExpertWeight
 from headrace_backend.quantization.head_weight import HeadWeight
@@ -48,6 +48,7 @@ class WeightedModule(nn.Module):
         }
         # Of this rank; tied embeddings count once.
         self.parameter_count = sum(parameter.numel() for parameter in self.parameters())
+        self.parameter_count -= sum(part.num_padding for part in self.modules() if isinstance(part, ShardedModule))
         self.parameter_count += sum(weight.num_weights for weight in self.low_bit_weights.values())
         self.parameter_count += sum(weight.num_block_weights for weight in self.block_weights.values())
         self.parameter_count += sum(weight.num_weights for weight in self.mxfp4_weights.values())
@@ -66,7 +67,7 @@ class WeightedModule(nn.Module):
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Checkpoint tensor name -> the place in a parameter that it fills.
 
-        Together they cover every parameter exactly once.
+        Together they cover every parameter exactly once, without padding.
         """
         targets = weight_targets(self)
         assert sum(target.num_elements for target in targets.values()) == self.parameter_count

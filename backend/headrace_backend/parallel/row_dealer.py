@@ -67,8 +67,14 @@ class RowDealer:
 
     @classmethod
     def of(cls, collectives: Collectives | None, vocab_size: int) -> Self | None:
-        """A rank's dealer; None where there are no others to deal rows out to."""
-        return None if collectives is None or collectives.world_size == 1 else cls(collectives, vocab_size)
+        """A rank's dealer; None where there are no others to deal rows out to.
+
+        Nor is there one where ranks do not divide the vocabulary: the last one's part ends with
+        logits of no token.
+        """
+        if collectives is None or vocab_size % collectives.world_size:
+            return None
+        return cls(collectives, vocab_size) if collectives.world_size > 1 else None
 
     def pays(self, num_rows: int) -> bool:
         """Whether a step that draws so many rows is worth dealing out.

@@ -48,6 +48,17 @@ class Shard:
         share = units // self.world_size * unit
         return range(self.rank * share, (self.rank + 1) * share)
 
+    def split_vocabulary(self, size: int) -> range:
+        """The tokens of this rank: as many as every other one's, so that the last may be none.
+
+        Raises:
+            ValueError: a rank would have none of the vocabulary's tokens.
+        """
+        share = -(-size // self.world_size)
+        if share * (self.world_size - 1) >= size:
+            raise ValueError(f"{size} tokens leave one of {self.world_size} ranks none")
+        return range(self.rank * share, (self.rank + 1) * share)
+
     def split_experts(self, count: int) -> range:
         """The experts of a mixture that this rank has, whole or a part of each.
 

@@ -52,5 +52,7 @@ class Family:
     activations: tuple[str, ...] = ("silu", "swish")
     # Where the text part lies in a folder that has other parts too; None: it is the whole.
     text_part: TextPart | None = None
+    # Fields of `families.foreign_fields` that the family reads, or whose meaning its layers have.
+    knows: frozenset[str] = frozenset()
     # None: GGUF files of the family say that they are another one's.
     gguf: GgufNaming | None = None

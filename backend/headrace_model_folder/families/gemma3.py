@@ -110,12 +110,26 @@ _TEXT_PART = TextPart(
         "language_model.lm_head.": "lm_head.",
     },
     ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    of_all=("tie_word_embeddings",),
 )
 
 GEMMA3 = Family(
     "Gemma3ForCausalLM",
     _DEFAULTS,
     describe,
+    knows=frozenset(
+        {
+            "attention_bias",
+            "sliding_window",
+            "layer_types",
+            "query_pre_attn_scalar",
+            "rope_local_base_freq",
+            "final_logit_softcapping",
+            "attn_logit_softcapping",
+            "use_bidirectional_attention",
+            "hidden_activation",
+        }
+    ),
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
     gguf=GgufNaming("gemma3", post_attention="post_attention_norm", has_whole_factors=True),

@@ -83,8 +83,11 @@ def describe(fields: Fields) -> ModelDescription:
 
 
 def _refuse_what_is_not_computed(fields: Fields) -> None:
-    if fields.get("use_bidirectional_attention") == "all":
-        raise fields.error("use_bidirectional_attention", "must not be 'all': a token sees what came before it")
+    name = "use_bidirectional_attention"
+    if fields.get(name) not in (None, False, "vision"):
+        raise fields.error(
+            name, f"must be 'vision' or null: tokens of a text see what came before them, is {shown(fields.get(name))}"
+        )
 
 
 def _softcap(fields: Fields) -> float | None:
@@ -292,6 +295,21 @@ GEMMA4 = Family(
     "Gemma4ForCausalLM",
     _DEFAULTS,
     describe,
+    knows=frozenset(
+        {
+            "attention_bias",
+            "sliding_window",
+            "layer_types",
+            "final_logit_softcapping",
+            "use_bidirectional_attention",
+            "hidden_activation",
+            "attention_k_eq_v",
+            "num_kv_shared_layers",
+            "hidden_size_per_layer_input",
+            "enable_moe_block",
+            "use_double_wide_mlp",
+        }
+    ),
     activation_field="hidden_activation",
     activations=("gelu_pytorch_tanh",),
     gguf=GgufNaming("gemma4", has_experts=None, has_varied_layers=True, post_attention="post_attention_norm"),

@@ -45,5 +45,6 @@ GLM4 = Family(
         "attention_bias": True,
     },
     describe,
+    knows=frozenset({"attention_bias"}),
     gguf=GgufNaming("glm4"),
 )

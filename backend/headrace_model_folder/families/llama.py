@@ -19,5 +19,6 @@ LLAMA = Family(
     "LlamaForCausalLM",
     {"max_position_embeddings": 2048},
     describe,
+    knows=frozenset({"attention_bias", "mlp_bias"}),
     gguf=GgufNaming("llama", alternates=True, windowed="MistralForCausalLM"),
 )

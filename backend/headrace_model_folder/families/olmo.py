@@ -70,6 +70,12 @@ OLMO2 = Family(
     "Olmo2ForCausalLM",
     _DEFAULTS,
     describe_olmo2,
+    knows=frozenset({"attention_bias"}),
     gguf=GgufNaming("olmo2", windowed="Olmo3ForCausalLM", post_attention="post_attention_norm"),
 )
-OLMO3 = Family("Olmo3ForCausalLM", {**_DEFAULTS, "sliding_window": 4096, "rope_theta": 500_000.0}, describe_olmo3)
+OLMO3 = Family(
+    "Olmo3ForCausalLM",
+    {**_DEFAULTS, "sliding_window": 4096, "rope_theta": 500_000.0},
+    describe_olmo3,
+    knows=frozenset({"attention_bias", "sliding_window", "layer_types"}),
+)

@@ -50,5 +50,6 @@ PHI3 = Family(
     "Phi3ForCausalLM",
     {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     describe,
+    knows=frozenset({"sliding_window"}),
     gguf=GgufNaming("phi3"),
 )

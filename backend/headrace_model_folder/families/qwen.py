@@ -1,7 +1,8 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense).
 
 Qwen2 has biases on queries, keys and values; Qwen3 has an RMS norm on every head's query and key
-instead, and a head_dim of its own. Layers of both may have a sliding window.
+instead, and a head_dim of its own. Layers of both may have a sliding window. Of Qwen3-VL the text
+part is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from headrace_model_folder.families.decoder import Switches, decoder, read_sizes
 from headrace_model_folder.families.family import Family, GgufNaming
 from headrace_model_folder.families.layer_types import read_sliding
 from headrace_model_folder.fields import Fields
+from headrace_model_folder.text_part import TextPart
 
 _DEFAULTS = {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
 
@@ -38,5 +40,25 @@ def _windows(fields: Fields, num_layers: int) -> list[int | None]:
     return [window if is_sliding else None for is_sliding in sliding]
 
 
-QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, gguf=GgufNaming("qwen2"))
-QWEN3 = Family("Qwen3ForCausalLM", {**_DEFAULTS, "head_dim": 128}, describe_qwen3, gguf=GgufNaming("qwen3"))
+_TEXT_PART = TextPart(
+    "text_config",
+    {"model.language_model.": "model."},
+    ("model.visual.",),
+    of_all=("tie_word_embeddings",),
+    alone={"qwen3_vl_text": ("Qwen3ForCausalLM", "qwen3")},
+)
+# Qwen2 has its biases whatever `attention_bias` says, as in transformers.
+_KNOWS = frozenset({"sliding_window", "layer_types", "attention_bias"})
+
+QWEN2 = Family("Qwen2ForCausalLM", _DEFAULTS, describe_qwen2, knows=_KNOWS, gguf=GgufNaming("qwen2"))
+QWEN3 = Family(
+    "Qwen3ForCausalLM", {**_DEFAULTS, "head_dim": 128}, describe_qwen3, knows=_KNOWS, gguf=GgufNaming("qwen3")
+)
+# Places in images have three numbers, which are alike in a text.
+QWEN3_VL = Family(
+    "Qwen3VLForConditionalGeneration",
+    {"max_position_embeddings": 128_000, "num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500_000.0},
+    describe_qwen3,
+    knows=_KNOWS,
+    text_part=_TEXT_PART,
+)

@@ -225,7 +225,9 @@ _TEXT_PART = TextPart(
 
 _GGUF = GgufNaming("qwen35", post_attention="post_attention_norm", has_whole_factors=True)
 
-QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, gguf=_GGUF)
+_KNOWS = frozenset({"attention_bias", "layer_types", "attn_output_gate"})
+
+QWEN3_5 = Family("Qwen3_5ForCausalLM", _DEFAULTS, describe, knows=_KNOWS, gguf=_GGUF)
 QWEN3_5_OF_SEVERAL = dataclasses.replace(
     QWEN3_5, architecture="Qwen3_5ForConditionalGeneration", text_part=_TEXT_PART, gguf=None
 )
@@ -233,6 +235,7 @@ QWEN3_5_MOE = Family(
     "Qwen3_5MoeForCausalLM",
     _DEFAULTS | _EXPERT_DEFAULTS,
     describe_moe,
+    knows=_KNOWS,
     gguf=dataclasses.replace(_GGUF, name="qwen35moe", has_experts=True),
 )
 QWEN3_5_MOE_OF_SEVERAL = dataclasses.replace(

@@ -58,5 +58,8 @@ SMOLLM3 = Family(
         "tie_word_embeddings": True,
     },
     describe,
+    knows=frozenset(
+        {"attention_bias", "mlp_bias", "sliding_window", "layer_types", "no_rope_layers", "no_rope_layer_interval"}
+    ),
     gguf=GgufNaming("smollm3", alternates=True),
 )

@@ -106,6 +106,7 @@ def _config_values(fields: Fields, family: Family, header: GgufHeader, folder: p
         "max_window_layers": 0,
         # Families that rotate whole heads refuse another share.
         "rope_parameters": rope | share,
+        "original_max_position_embeddings": rope.get("original_max_position_embeddings"),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": any(theirs.endswith(".attn_q.bias") for theirs in tensors),
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,

@@ -78,6 +78,10 @@ def _olmo(fields: Fields, name: str, values: Values) -> Values:
     }
 
 
+def _exaone4(fields: Fields, name: str, values: Values) -> Values:
+    return {"layer_types": layer_types(fields, name, values, 4)} if values["sliding_window"] else {}
+
+
 def _by_type(values: Values, sliding: Values) -> Values:
     return {FULL: {"rope_type": "default", **values["rope_parameters"]}, _SLIDING: sliding}
 
@@ -135,6 +139,7 @@ _OWN: dict[str, Callable[[Fields, str, Values], Values]] = {
     "gpt-oss": _gpt_oss,
     "gemma3": _gemma3,
     "olmo2": _olmo,
+    "exaone4": _exaone4,
     "glm4moe": _glm4_moe,
     "qwen35": _qwen_hybrid,
     "qwen35moe": _qwen_hybrid,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from headrace_request.reasoning import Reasoning as Section
-from headrace_service.output_forms import gemma, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
+from headrace_service.output_forms import gemma, glm, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
 from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.parts import Calls, Part
@@ -42,11 +42,21 @@ class _Format:
 
 # In the order in which templates are looked through: the first that fits counts.
 _FORMATS: Final[Mapping[str, _Format]] = {
+    "seed-oss": _Format(
+        qwen_coder.SEED_MARKERS, qwen_coder.SEED_MARKERS, qwen_coder.seed_grammar, qwen_coder.why_not_strict
+    ),
     "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar, qwen_coder.why_not_strict),
+    "glm": _Format(glm.MARKERS, (glm.KEY,), glm.grammar, qwen_coder.why_not_strict),
     "hermes": _Format(hermes.MARKERS, (hermes.OPEN,), hermes.grammar),
     "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
     "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
     "gemma4": _Format(gemma.MARKERS, (gemma.OPEN,), gemma.grammar, gemma.why_not_strict),
+}
+# Those whose readers know by the tools which values are text, and these readers.
+_WITH_TEXTS: Final[Mapping[str, type[glm.GlmReader] | type[qwen_coder.QwenCoderReader]]] = {
+    "glm": glm.GlmReader,
+    "qwen3-coder": qwen_coder.QwenCoderReader,
+    "seed-oss": qwen_coder.SeedReader,
 }
 _HARMONY: Final = "harmony"
 NAMES: Final = (_HARMONY, *_FORMATS)
@@ -163,7 +173,7 @@ class ModelForm:
         return _FORMATS[self.call_format].why_not_strict(tool) if self.call_format in _FORMATS else ""
 
     def _text_parameters(self, tool: Tool) -> tuple[str, ...]:
-        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format == "qwen3-coder" else ()
+        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format in _WITH_TEXTS else ()
 
 
 def answer_reader(
@@ -178,6 +188,9 @@ def answer_reader(
         spelling: of markers.
         is_after_marker: whether whitespace at the beginning belongs to something else.
     """
+    if (with_texts := _WITH_TEXTS.get(plan.call_format)) is not None:
+        texts = {tool.name: frozenset(tool.text_parameters) for tool in plan.tools}
+        return with_texts(parts, calls, spelling, is_after_marker, texts)
     match plan.call_format:
         case "hermes":
             return hermes.HermesReader(parts, calls, spelling, is_after_marker)
@@ -187,9 +200,6 @@ def answer_reader(
             return mistral.MistralReader(parts, calls, spelling, is_after_marker)
         case "gemma4":
             return gemma.GemmaReader(parts, calls, spelling, is_after_marker)
-        case "qwen3-coder":
-            texts = {tool.name: frozenset(tool.text_parameters) for tool in plan.tools}
-            return qwen_coder.QwenCoderReader(parts, calls, spelling, is_after_marker, texts)
     return PlainReader(parts, is_after_marker)
 
 

@@ -1,16 +1,16 @@
-"""Calls as <function=...> with a <parameter=...> for each argument: Qwen3-Coder.
+"""Calls as <function=...> with a <parameter=...> for each argument: Qwen3-Coder, and Seed-OSS.
 
 Between <tool_call> and </tool_call> stands <function=NAME>, then for each argument
 <parameter=NAME>, a line break, the value, a line break and </parameter>, then </function>. A value
 is text where the schema says string, JSON otherwise; the arguments that are reported are one JSON
-object all the same.
+object all the same. Seed-OSS has <seed:tool_call> and </seed:tool_call> around the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from headrace_service.output_forms.text_pieces import Expected, Name
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MARKERS: Final = (OPEN, CLOSE)
+SEED_MARKERS: Final = ("<seed:tool_call>", "</seed:tool_call>")
 _FUNCTION: Final = "<function="
 _FUNCTION_END: Final = "</function>"
 _PARAMETER: Final = "<parameter="
@@ -48,6 +49,9 @@ class QwenCoderReader(CallReader):
         is_after_marker: whether whitespace at the beginning belongs to something else.
         text_parameters: by function, the arguments whose values are text.
     """
+
+    # Around a call.
+    markers: ClassVar[tuple[str, str]] = MARKERS
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class QwenCoderReader(CallReader):
         self._name = Name(_is_of_name, _MAX_NAME_CHARACTERS)
 
     def _begin(self) -> Callable[[str], str]:
-        self._look_for(OPEN, CLOSE)
+        self._look_for(*self.markers)
         return self._in_text
 
     @property
@@ -93,7 +97,7 @@ class QwenCoderReader(CallReader):
     def _in_text(self, text: str) -> str:
         before, marker, rest = self._find(text)
         self._text.feed(before)
-        if marker == self._spelling(OPEN):
+        if marker == self._spelling(self.markers[0]):
             self._head, self._name = marker, Name(_is_of_name, _MAX_NAME_CHARACTERS)
             self._expected = Expected(_FUNCTION, after_space=True)
             self._search, self._at = None, self._behind_marker
@@ -138,7 +142,7 @@ class QwenCoderReader(CallReader):
     # -- arguments
 
     def _to_parameters(self) -> None:
-        self._look_for(_PARAMETER, _FUNCTION_END, CLOSE)
+        self._look_for(_PARAMETER, _FUNCTION_END, self.markers[1])
         self._at = self._between_parameters
 
     def _between_parameters(self, text: str) -> str:
@@ -161,7 +165,7 @@ class QwenCoderReader(CallReader):
     def _begin_value(self, name: str) -> None:
         self._is_text = name in self._text_parameters.get(self._function, ())
         begin = ", " if self._num_arguments else "{"
-        self._calls.add(f"{begin}{_json(name)}: " + ('"' if self._is_text else ""))
+        self._calls.add(f"{begin}{json_text(name)}: " + ('"' if self._is_text else ""))
         self._num_arguments += 1
         self._is_begun, self._line_break, self._value = False, "", []
         self._look_for(_PARAMETER_END, _FUNCTION_END)
@@ -186,13 +190,13 @@ class QwenCoderReader(CallReader):
         text, self._line_break = self._line_break + text, ""
         if text.endswith("\n"):
             text, self._line_break = text[:-1], "\n"
-        self._calls.add(_json(text)[1:-1])
+        self._calls.add(json_text(text)[1:-1])
 
     def _end_value(self) -> None:
         if self._is_text:
             self._calls.add('"')
         else:
-            self._calls.add(_as_json("".join(self._value).strip()))
+            self._calls.add(as_json("".join(self._value).strip()))
         self._line_break, self._value = "", []
         self._to_parameters()
 
@@ -200,10 +204,34 @@ class QwenCoderReader(CallReader):
         raise AssertionError("the format has no objects")
 
 
+class SeedReader(QwenCoderReader):
+    """Reads the format as Seed-OSS writes it."""
+
+    markers = SEED_MARKERS
+
+
 def text_parameters(tool: Tool) -> frozenset[str]:
     """Returns the arguments of a tool whose values are text, by its schema."""
     properties = tool.parameters.get("properties")
     return frozenset(name for name, schema in _items(properties) if _is_text(schema))
+
+
+def properties_of(tool: Tool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns name and schema of each argument of a tool."""
+    return _items(tool.parameters.get("properties"))
+
+
+def required_of(tool: Tool) -> list[Any]:
+    """Returns the names of the arguments that a call must have."""
+    return _list(tool.parameters.get("required"))
+
+
+def text_value(schema: Mapping[str, Any]) -> list[str] | None:
+    """Returns the texts that a value is one of, none where it is any text; None: it is no text."""
+    if not _is_text(schema):
+        return None
+    allowed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    return [text for text in allowed if isinstance(text, str)]
 
 
 def why_not_strict(tool: Tool) -> str:
@@ -220,18 +248,25 @@ def why_not_strict(tool: Tool) -> str:
     return ""
 
 
-def grammar(use: ToolUse, token_ids: TokenIds) -> str:
+def grammar(use: ToolUse, token_ids: TokenIds, markers: tuple[str, str] = MARKERS) -> str:
     """Returns the grammar of an output with such calls.
 
     Args:
         use: the tools, and whether they are called. Strict ones pass `why_not_strict`.
         token_ids: the special tokens that markers are.
+        markers: around a call.
     """
+    begin, end = markers
     rules = [line for index, tool in enumerate(use.tools) for line in _function(f"call_{index}", tool)]
     rules.append(f"value_end[lazy]: TEXT {lark.quoted(chr(10) + _PARAMETER_END)}")
     some_call = lark.any_of([f"call_{index}" for index in range(len(use.tools))])
-    body = f"space? {some_call} space? {lark.marker_of(CLOSE, token_ids.get(CLOSE))}"
-    return lark.marked_calls(use, OPEN, token_ids.get(OPEN), body, rules)
+    body = f"space? {some_call} space? {lark.marker_of(end, token_ids.get(end))}"
+    return lark.marked_calls(use, begin, token_ids.get(begin), body, rules)
+
+
+def seed_grammar(use: ToolUse, token_ids: TokenIds) -> str:
+    """Returns `grammar` with the markers of Seed-OSS."""
+    return grammar(use, token_ids, SEED_MARKERS)
 
 
 def _function(rule: str, tool: Tool) -> list[str]:
@@ -243,9 +278,9 @@ def _function(rule: str, tool: Tool) -> list[str]:
             f"{rule}: {begin} {rule}_any* {end}",
             f'{rule}_any: "{_PARAMETER}" /[^<>\\n]{{1,64}}/ ">\\n" value_end "\\n"',
         ]
-    required = _list(tool.parameters.get("required"))
+    required = required_of(tool)
     lines, names = [], []
-    for index, (name, schema) in enumerate(_items(tool.parameters.get("properties"))):
+    for index, (name, schema) in enumerate(properties_of(tool)):
         argument = f"{rule}_{index}"
         opening = lark.quoted(f"{_PARAMETER}{name}>\n")
         lines.append(f'{argument}: {opening} {_value(schema, tool.parameters)} "\\n"')
@@ -256,11 +291,10 @@ def _function(rule: str, tool: Tool) -> list[str]:
 def _value(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """Returns the rule of a value and of its end."""
     end = lark.quoted("\n" + _PARAMETER_END)
-    if not _is_text(schema):
+    texts = text_value(schema)
+    if texts is None:
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return f"{lark.json_of({**schema, **shared})} {end}"
-    allowed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    texts = [text for text in allowed if isinstance(text, str)]
     return f"{lark.any_of([lark.quoted(text) for text in texts])} {end}" if texts else "value_end"
 
 
@@ -287,14 +321,15 @@ def _is_of_name(char: str) -> bool:
     return char not in "<>\n"
 
 
-def _as_json(text: str) -> str:
+def as_json(text: str) -> str:
     """Returns a value as JSON: as it is if it is that, else as a string."""
     try:
         msgspec.json.decode(text)
         return text
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return _json(text)
+        return json_text(text)
 
 
-def _json(text: str) -> str:
+def json_text(text: str) -> str:
+    """Returns a text as JSON."""
     return json.dumps(text, ensure_ascii=False)

@@ -44,15 +44,18 @@ SCHEMAS = {tool.name: tool.parameters for tool in (WEATHER, CLOCK, NOTE)}
 NAMES = tuple(name for name in ALL_NAMES if name != "harmony")
 # Tokens of one byte, then the special ones.
 END, SPECIAL = 256, (
-    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call>", "<tool_call|>", '<|"|>'
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call>", "<tool_call|>", '<|"|>',
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 )  # fmt: skip
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<end>"] + [text.encode() for text in SPECIAL]
 _TEMPLATES = {
     "gemma4": "tools <|tool_call>",
+    "glm": "tools <tool_call> <arg_key>",
     "hermes": "tools <tool_call>",
     "llama3-json": "tools <|python_tag|>",
     "mistral": "tools [TOOL_CALLS]",
     "qwen3-coder": "tools <tool_call> <function=",
+    "seed-oss": "tools <seed:tool_call> <function=",
 }
 
 
@@ -116,11 +119,11 @@ def read(form: ModelForm, tools: list[Tool], tokens: list[int]) -> OutputReader:
     return reader
 
 
-CASES = [(name, False) for name in NAMES] + [("mistral", True), ("llama3-json", True), ("gemma4", True)]
+CASES = [(name, False) for name in NAMES] + [("mistral", True), ("llama3-json", True), ("gemma4", True), ("glm", True)]
 # How an output that calls functions begins, where it may do otherwise.
 _MARKERS = {
     "hermes": "<tool_call>", "qwen3-coder": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3-json": "{",
-    "gemma4": "<|tool_call>",
+    "gemma4": "<|tool_call>", "glm": "<tool_call>", "seed-oss": "<seed:tool_call>",
 }  # fmt: skip
 _TEXT = {name: b"" if name == "llama3-json" else b"So.\n" for name in NAMES}
 
@@ -132,7 +135,7 @@ def test_every_output_that_a_grammar_allows_is_read_as_valid_calls(
     name: str, specials: bool, choice: Any, parallel: bool
 ) -> None:
     # A text goes on until its end marker, which random draws come to where that is one token alone.
-    has_ends = name != "qwen3-coder" and (name != "gemma4" or specials)
+    has_ends = name not in ("qwen3-coder", "seed-oss") and (name not in ("gemma4", "glm") or specials)
     form, tools = form_of(name, specials), [WEATHER, CLOCK, *([NOTE] if has_ends else [])]
     use = ToolUse(tools, choice, parallel)
     draw, num_calls, num_whole = random.Random(5), [], 0
@@ -166,9 +169,12 @@ def test_a_tool_that_is_not_strict_gets_any_object(name: str) -> None:
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(form.grammar(ToolUse([tool], "required"))), log_level=0)
     texts = {
         "gemma4": '<|tool_call>call:clock{b:[true,<|"|>c<|"|>]}<tool_call|>',
+        "glm": "<tool_call>clock\n<arg_key>b</arg_key>\n<arg_value>[true]</arg_value>\n</tool_call>",
         "hermes": '<tool_call>\n{"name": "clock", "arguments": {"b": [true]}}\n</tool_call>',
         "llama3-json": '{"name": "clock", "parameters": {"b": [true]}}',
         "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {"b": [true]}}]',
+        "seed-oss": "<seed:tool_call>\n<function=clock>\n<parameter=b>\n[true]\n</parameter>\n</function>\n"
+        "</seed:tool_call>",
         "qwen3-coder": "<tool_call>\n<function=clock>\n<parameter=b>\n[true]\n</parameter>\n</function>\n</tool_call>",
     }
     assert matcher.consume_tokens(list(texts[name].encode())), matcher.get_error()

@@ -23,6 +23,8 @@ HERMES = OutputPlan(call_format="hermes", tools=TOOLS)
 LLAMA = OutputPlan(call_format="llama3-json", tools=TOOLS)
 MISTRAL = OutputPlan(call_format="mistral", tools=TOOLS)
 QWEN_CODER = OutputPlan(call_format="qwen3-coder", tools=TOOLS)
+SEED = OutputPlan(call_format="seed-oss", tools=TOOLS)
+GLM = OutputPlan(call_format="glm", tools=TOOLS)
 GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS)
 THINKING_GEMMA = OutputPlan(call_format="gemma4", tools=TOOLS, reasoning=("<|channel>thought\n", "<channel|>"))
 THINKING = OutputPlan(reasoning=("<think>", "</think>"))
@@ -187,7 +189,48 @@ RECORDED: list[tuple[str, OutputPlan, str, list[Shown]]] = [
         "<tool_call><function=weather><parameter=city>\nPar</par",
         [("weather", '{"city": "Par', False)],
     ),
+    (
+        "other markers around functions",
+        SEED,
+        "So.\n<seed:tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</seed:tool_call>",
+        ["So.", ("weather", PARIS, True)],
+    ),
     ("no function", QWEN_CODER, "a <tool_call>\nx<function=b>", ["a <tool_call>\nx<function=b>"]),
+    (
+        "text and JSON in tags",
+        GLM,
+        'I look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris "<b>"\n</arg_value>\n'
+        "<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>",
+        ["I look.", ("weather", '{"city": "Paris \\"<b>\\"\\n", "days": [1, 2]}', True)],
+    ),
+    (
+        "tags without line breaks, and no arguments",
+        GLM,
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>\n"
+        "<tool_call>clock\n</tool_call>So.",
+        [("weather", PARIS, True), ("clock", "{}", True), "So."],
+    ),
+    (
+        "a value in tags that is no JSON",
+        GLM,
+        "<tool_call>clock<arg_key>zone</arg_key><arg_value>UTC</arg_value></tool_call>",
+        [("clock", '{"zone": "UTC"}', True)],
+    ),
+    (
+        "cut within a value in tags",
+        GLM,
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Par</arg",
+        [("weather", '{"city": "Par', False)],
+    ),
+    (
+        "a key without a value",
+        GLM,
+        "<tool_call>weather<arg_key>city</arg_key></tool_call> So.",
+        [("weather", "", False), "So."],
+    ),
+    ("no name before tags", GLM, "a <tool_call>\n<arg_key>b", ["a <tool_call>\n<arg_key>b"]),
+    ("a sentence behind the marker", GLM, "<tool_call>is a tag</tool_call>", ["<tool_call>is a tag</tool_call>"]),
+    ("a call that is cut in its name", GLM, "<tool_call>weath", ["<tool_call>weath"]),
     ("a name of lines", QWEN_CODER, "<tool_call><function=a\nb>", ["<tool_call><function=a\nb>"]),
     (
         "reasoning",
@@ -246,11 +289,12 @@ def test_a_recorded_output_becomes_its_parts_a_character_at_a_time_or_at_once(
     assert read(plan, list(text)) == read(plan, [text])
 
 
-PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, THINKING_HERMES, INSIDE, THINKING_GEMMA)
+PLANS = (HERMES, LLAMA, MISTRAL, QWEN_CODER, SEED, GLM, THINKING_HERMES, INSIDE, THINKING_GEMMA)
 # What formats are made of, put together at random.
 _WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>",
     "<|tool_call>", "<tool_call|>", '<|"|>', "call:clock{", "<|channel>thought\n", "<channel|>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
     "<function=", "</function>", "<parameter=", "</parameter>", '{"name": "weather", "arguments": {', '{"name": "',
     "weather", '"', "\\", "{", "}", "[", "]", ":", ",", ";", ">", " ", "\n", "a", '"parameters": ', "é", "1",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from headrace_model_folder import ModelFolder
 FAMILIES = (
     "llama", "mistral-window", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "olmo3", "glm4", "gemma3", "gemma4",
     "gemma4-small", "qwen3.5-wide", "qwen3-moe-wide", "mixtral-wide", "glm4-moe-wide", "gemma4-moe-wide",
-    "gpt-oss-wide", "qwen3.5-moe-wide",
+    "gpt-oss-wide", "qwen3.5-moe-wide", "seed-oss", "exaone4", "ministral3",
 )  # fmt: skip
 # Alike in all families that take them, so that kernels are compiled once.
 _SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}

@@ -161,7 +161,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     memory, plan = plan_estimate(sizes, rank_part(described, tp, config.expert_parallel), weights, dtype, room, beside)
     is_read = described.head.tied and schemes.head is None
     has_table = stage.is_first and not is_read
-    embedding = described.vocab_size * described.hidden_size // tp if has_table else 0
+    embedding = -(-described.vocab_size // tp) * described.hidden_size if has_table else 0
     return Sizes(
         tp,
         config.quantize,

@@ -121,5 +121,18 @@ GLM4_MOE = Family(
         "num_nextn_predict_layers": 1,
     },
     describe,
+    knows=frozenset(
+        {
+            "attention_bias",
+            "use_qk_norm",
+            "norm_topk_prob",
+            "routed_scaling_factor",
+            "n_group",
+            "topk_group",
+            "scoring_func",
+            "topk_method",
+            "moe_layer_freq",
+        }
+    ),
     gguf=GgufNaming("glm4moe", has_experts=True, has_sigmoid_scores=True, post_attention="post_attention_norm"),
 )

@@ -78,5 +78,6 @@ GPT_OSS = Family(
         },
     },
     describe,
+    knows=frozenset({"attention_bias", "sliding_window", "layer_types", "swiglu_limit", "swiglu_alpha"}),
     gguf=GgufNaming("gpt-oss", has_experts=True, post_attention="post_attention_norm"),
 )

@@ -32,5 +32,6 @@ MIXTRAL = Family(
         "rope_theta": 1e6,
     },
     describe,
+    knows=frozenset({"sliding_window"}),
     gguf=GgufNaming("llama", alternates=True, has_experts=True),
 )

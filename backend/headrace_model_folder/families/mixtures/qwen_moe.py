@@ -58,5 +58,6 @@ QWEN3_MOE = Family(
         "moe_intermediate_size": 768,
     },
     describe,
+    knows=frozenset({"attention_bias", "sliding_window", "norm_topk_prob"}),
     gguf=GgufNaming("qwen3moe", has_experts=True),
 )
