@@ -26,6 +26,9 @@ from headrace_supervisor.settings import PREFIX, Group, flag_name
 _KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", ByteSize: "SIZE"}
 # What would be shown as taking names or paths, but takes addresses.
 _ADDRESSES = frozenset({"listen", "openai_listen", "probe"})
+# Characters of alternatives that stand beside an option in 80 columns; longer ones stand behind its
+# description.
+_LONGEST_KIND = 60
 _UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1}
 _EPILOG = (
     f"Each option is also {PREFIX}NAME in the environment and name = value in the --config file; flags win, then the "
@@ -131,8 +134,9 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 def _kind(name: str, field: FieldInfo) -> str:
     """What an option takes, for people: alternatives, or the kind of value."""
-    if typing.get_origin(field.annotation) is typing.Literal:
-        return "|".join(str(value) for value in typing.get_args(field.annotation))
+    if alternatives := _alternatives(field):
+        written = "|".join(alternatives)
+        return written if len(written) <= _LONGEST_KIND else "NAME"
     if typing.get_origin(field.annotation) is types.UnionType:
         return "ADDRESS" if name in _ADDRESSES else "PATH"
     if isinstance(field.annotation, type) and field.annotation in _KINDS:
@@ -154,7 +158,16 @@ def _extra(field: FieldInfo) -> str:
     return f"  [{'; '.join(parts)}]" if parts else ""
 
 
+def _alternatives(field: FieldInfo) -> list[str]:
+    """The values that a field may have, if these are few words."""
+    is_literal = typing.get_origin(field.annotation) is typing.Literal
+    return [str(value) for value in typing.get_args(field.annotation)] if is_literal else []
+
+
 def _range(field: FieldInfo) -> str:
+    alternatives = _alternatives(field)
+    if len("|".join(alternatives)) > _LONGEST_KIND:
+        return ", ".join(alternatives)
     limits = {
         key: _number(field, getattr(rule, key))
         for rule in field.metadata

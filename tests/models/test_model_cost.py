@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-import transformers
-from tests.models.checkpoints import CONFIGS
+from tests.models.checkpoints import CONFIGS, make_model
 from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
@@ -22,7 +21,7 @@ from headrace_model_folder.config import parse_config
 def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     theirs = CONFIGS[name]()
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(theirs)
+        model = make_model(theirs)
     architecture = type(model).__name__
     config = parse_config({**json.loads(theirs.to_json_string()), "architectures": [architecture]})
     cost = model_cost(config, "bf16")
@@ -51,7 +50,8 @@ def test_cost_counts_the_parameters_of_the_model(name: str) -> None:
     head = model.get_output_embeddings().weight
     assert cost.flops_per_sample == 2 * head.numel()
     # Tied embeddings are one parameter, and the output layer reads it.
-    unread = 0 if theirs.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    embedding = model.get_input_embeddings().weight
+    unread = 0 if head is embedding else embedding.numel()
     # Tied, it is one of the decoder's.
     learned = ("e_score_correction_bias", "layer_scalar")
     corrections = [each for name, each in decoder.named_buffers() if name.endswith(learned)]

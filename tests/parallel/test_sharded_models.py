@@ -341,9 +341,10 @@ def test_the_plan_knows_a_ranks_bytes(folders: functools.partial[ModelFolder], s
 
 def test_rows_of_no_token_are_never_drawn(folders: functools.partial[ModelFolder]) -> None:
     """101 tokens on four ranks: the last one has three rows too many, whose numbers are 0."""
+    folder = folders("llama-uneven-tied")
 
     def best(shard: Shard) -> tuple[torch.Tensor, torch.Tensor]:
-        head = load(folders("llama-uneven-tied"), shard).lm_head
+        head = load(folder, shard).lm_head
         head.weight[: len(head._tokens)] = -1.0
         hidden = torch.ones(2, head.weight.shape[1])
         return head(hidden), head.most_likely(hidden)[0]

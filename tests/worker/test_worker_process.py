@@ -358,12 +358,14 @@ os.execv(sys.executable, [sys.executable, "-m", "headrace_backend.worker", *sys.
 BACKEND = """
 import asyncio, sys
 from headrace_backend.step.ring import create_ring
+from headrace_backend.server.workers.early_workers import EarlyWorkers
 from headrace_backend.server.workers.worker_process import RankDescriptors, WorkerProcess
 
 async def main():
     command = (sys.executable, "-c", sys.argv[1], sys.argv[2])
     plans, ranks = create_ring(1 << 20, 1), RankDescriptors.create(1)
-    worker = WorkerProcess(0, True, command, sys.argv[3], plans, 1 << 20, lambda rank, records: None, ranks)
+    about = 0, True, command, sys.argv[3], plans, 1 << 20, lambda rank, records: None, ranks
+    worker = WorkerProcess(*about, EarlyWorkers())
     print(worker.pid, flush=True)
     await asyncio.sleep(600)
 

@@ -56,7 +56,7 @@ _EXAMPLES = """\b
 Examples:
   headrace plan path/to/Llama-3.1-8B-Instruct --gpus 2 --users 200
   headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --quantize any
-  headrace plan --shape llama-3.1-70b --gpus 4 --users 1000 --think-s 45 --output-spread 0.7 --target-answer-s 5
+  headrace plan --shape llama-3.1-70b --users 1000 --target-answer-s 5
   headrace plan --shape llama-3.1-8b --fleet 10,100 --think-s 45
 """
 _MOST_CONFIG_BYTES = 4 << 20
