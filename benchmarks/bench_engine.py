@@ -105,7 +105,11 @@ def main() -> int:
     """Command line; 1 if a workload could not be measured, or not on a warm engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
-    parser.add_argument("--workloads", default="single,mix1000", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C")
+    parser.add_argument(
+        "--workloads",
+        default="single,mix1000",
+        help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C, and NAME+S with another seed",
+    )
     options = parser.parse_args()
     with Ending(options.limit_s) as ending, tempfile.TemporaryDirectory(prefix="headrace-shape-") as parent:
         try:

@@ -133,7 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engine_options(parser)
     parser.add_argument(
-        "--workloads", default="burst256,poisson15", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C"
+        "--workloads", default="burst256,poisson15", help=f"with commas: {', '.join(WORKLOADS)}; or NAME@C, NAME+SEED"
     )
     parser.add_argument("--services", type=int, default=1, help="service processes")
     parser.add_argument(

@@ -207,16 +207,19 @@ def build(
     Raises:
         ValueError: There is no such workload.
     """
-    base, _, level = name.partition("@")
-    if base not in WORKLOADS or ("@" in name and not (level.isdecimal() and int(level))):
-        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOADS)}, and each as NAME@CONCURRENCY")
+    kind, plus, more = name.partition("+")
+    base, at, level = kind.partition("@")
+    if base not in WORKLOADS or (at and not (level.isdecimal() and int(level))) or (plus and not more.isdecimal()):
+        raise ValueError(
+            f"no workload {name!r}; there are {', '.join(WORKLOADS)}, each as NAME@CONCURRENCY and NAME+SEED too"
+        )
+    seed += int(more or 0)
     if base == "users1000":
         made = users(min(int(level or NUM_USERS), requests or NUM_USERS), seconds, seed, think_s)
         return dataclasses.replace(made, name=name)
-    whole = WORKLOADS[base](seed)
+    whole = dataclasses.replace(WORKLOADS[base](seed), name=name)
     if level:
-        few = first_of(whole, 4 * int(level))
-        whole = dataclasses.replace(few, name=name, arrivals_s=None, concurrency=int(level))
+        whole = dataclasses.replace(first_of(whole, 4 * int(level)), arrivals_s=None, concurrency=int(level))
     return first_of(whole, requests) if requests else whole
 
 

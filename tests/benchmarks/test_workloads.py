@@ -5,6 +5,7 @@ Shapes and tokenizer are what they say.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 import random
@@ -116,6 +117,15 @@ def test_a_shorter_time_of_users_who_think_as_long_is_the_beginning() -> None:
 def test_an_unknown_workload_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="burst257.*single, burst256"):
         build("burst257")
+
+
+def test_a_workload_may_have_a_seed_of_its_own() -> None:
+    made = build("poisson15+3", seed=50)
+    assert made.name == "poisson15+3"
+    assert dataclasses.replace(made, name="poisson15") == build("poisson15", seed=53)
+    assert len(build("burst256@2+7").trace) == 8
+    with pytest.raises(ValueError, match=r"NAME\+SEED"):
+        build("poisson15+x")
 
 
 @pytest.mark.parametrize("name", SHAPES)
