@@ -52,8 +52,9 @@ _CPU_CALLS = 20
 _TOLERANCE = 2.0**-5
 _EPS = 1e-5
 Way = Callable[[torch.Tensor], torch.Tensor]
-Norm = Callable[..., torch.Tensor]
-RoundedNorm = Callable[..., RoundedTokens]
+# Of a part, the residual stream, the weight, and what is added to the mean square.
+Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+RoundedNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], RoundedTokens]
 
 
 def ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, Way]]:
@@ -130,10 +131,14 @@ def rounded_types(collectives: Collectives) -> list[torch.dtype]:
 
 def rounded_norms(collectives: SymmetricCollectives, number: torch.dtype) -> dict[str, RoundedNorm]:
     """In one launch, and as the sum, by the rule, and then the others."""
-    in_one = functools.partial(all_reduce.all_reduce_rounded_add_rms_norm, peers=collectives.peers)
-    by_two = functools.partial(Collectives.rounded_add_rms_norm, collectives)
-    kinds = {"rounded": in_one, "rounded_apart": by_two}
-    return {name: functools.partial(norm, number=number) for name, norm in kinds.items()}
+
+    def in_one(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> RoundedTokens:
+        return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, weight, eps, number, collectives.peers)
+
+    def by_two(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> RoundedTokens:
+        return Collectives.rounded_add_rms_norm(collectives, x, residual, weight, eps, number)
+
+    return {"rounded": in_one, "rounded_apart": by_two}
 
 
 def can_norm(collectives: Collectives, x: torch.Tensor) -> bool:
@@ -155,7 +160,7 @@ def apart(collectives: Collectives) -> Norm:
 
 def normed(norm: Norm | RoundedNorm, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The norm of a tensor that has the residual stream's size; of a rounded one the numbers."""
-    found = norm(x.view_as(residual), residual, weight, eps=_EPS)
+    found = norm(x.view_as(residual), residual, weight, _EPS)
     return found if isinstance(found, torch.Tensor) else found.numbers
 
 
@@ -215,7 +220,7 @@ def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
             found = []
             for norm in rounded_norms(collectives, number).values():
                 residual = stream.clone()
-                tokens = norm(parts[collectives.rank].clone(), residual, weight, eps=_EPS)
+                tokens = norm(parts[collectives.rank].clone(), residual, weight, _EPS)
                 found.append((tokens.numbers.view(torch.uint8), tokens.scales, residual))
             same = [torch.equal(one, two) for one, two in zip(*found, strict=True)]
             assert all(same), f"of {num_bytes} bytes in {number} numbers, scales, stream are as by two launches: {same}"

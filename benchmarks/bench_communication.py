@@ -102,12 +102,12 @@ class Interruptible(Collectives):
         return super().add_rms_norm(partial, residual, weight, eps)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> RoundedTokens:
         """Does what Collectives.rounded_add_rms_norm does, or adds the rank's own part."""
         if self._speaks:
-            return self._group.rounded_add_rms_norm(partial, residual, weight, eps, number)
-        return super().rounded_add_rms_norm(partial, residual, weight, eps, number)
+            return self._group.rounded_add_rms_norm(partial, residual, weight, eps, dtype)
+        return super().rounded_add_rms_norm(partial, residual, weight, eps, dtype)
 
 
 def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:

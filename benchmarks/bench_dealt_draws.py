@@ -66,25 +66,27 @@ class WholeDraws:
     """Every rank gathers whole logits of all rows, and draws them all."""
 
     def __init__(self, collectives: Collectives, sampler: Sampler, step: Step) -> None:
-        self._collectives, self._part = collectives, step.part
+        self._collectives, self._sampler, self._step = collectives, sampler, step
         num_rows, part_size = step.part.shape
         device = collectives.device
+        # A replayed graph has their addresses and does not keep them alive, so they stay here.
         self._logits = torch.empty(num_rows, part_size * collectives.world_size, device=device)
-        rows, positions = (torch.from_numpy(column).to(device) for column in _columns(step.plan))
-        last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+        self._rows, self._positions = (torch.from_numpy(column).to(device) for column in _columns(step.plan))
+        self._last_tokens = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+        self._draw = captured(self._draw_all, device)
 
-        def draw() -> Drawn:
-            tokens, finite = sampler.draw_all(self._logits, rows, positions)
-            store_last_tokens(last_tokens, rows, tokens)
-            return tokens, finite
-
-        self._draw = captured(draw, device)
+    def _draw_all(self) -> Drawn:
+        tokens, finite = self._sampler.draw_all(self._logits, self._rows, self._positions)
+        store_last_tokens(self._last_tokens, self._rows, tokens)
+        return tokens, finite
 
     def __call__(self) -> Drawn:
-        """One draw."""
-        self._collectives.gather_columns(self._part, self._logits)
-        drawn: Drawn = self._draw()
-        return drawn
+        """One draw, with what a server does on either side of it."""
+        self._collectives.gather_columns(self._step.part, self._logits)
+        self._sampler.change(self._step.plan, self._logits)
+        tokens, finite = self._draw()
+        self._sampler.note(self._step.plan, tokens)
+        return tokens, finite
 
 
 class SharedDraws:

@@ -130,10 +130,10 @@ class Collectives(abc.ABC):
         return add_rms_norm(self.all_reduce(partial), residual, weight, eps)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> RoundedTokens:
         """Does what `add_rms_norm` does, the norm rounded to 8 bits as `round_tokens` does."""
-        return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, number)
+        return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, dtype)
 
     def gather_columns(self, part: Tensor, out: Tensor | None = None) -> Tensor:
         """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n].

@@ -103,10 +103,10 @@ class SymmetricCollectives(Collectives):
         return all_reduce.all_reduce_add_rms_norm(partial, residual, weight, eps, self.peers)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, number: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
     ) -> RoundedTokens:
         """Implements `Collectives.rounded_add_rms_norm`."""
         if not all_reduce.takes_rounded_norm(partial, self.peers):
-            return super().rounded_add_rms_norm(partial, residual, weight, eps, number)
+            return super().rounded_add_rms_norm(partial, residual, weight, eps, dtype)
         self._on_enter()
-        return all_reduce.all_reduce_rounded_add_rms_norm(partial, residual, weight, eps, number, self.peers)
+        return all_reduce.all_reduce_rounded_add_rms_norm(partial, residual, weight, eps, dtype, self.peers)
