@@ -270,7 +270,7 @@ class EngineConfig(_Frozen):
             le=10_000,
             description=(
                 "milliseconds that a step should take while answers are being written: prompts come in chunks that "
-                "fit; 0: 14.5 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step"
+                "fit; 0: 13.8 on a GPU; on a CPU 1000, or a quarter of watchdog_s if that is less, and for every step"
             ),
         ),
     ] = 0.0

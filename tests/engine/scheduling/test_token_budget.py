@@ -364,7 +364,7 @@ def test_waiting_tokens_are_counted_up_to_a_limit_each() -> None:
 
 @pytest.mark.parametrize(
     ("target_ms", "on_gpu", "target_us"),
-    [(0.0, True, 14_500), (0.0, False, 1_000_000), (8.0, True, 8_000), (8.0, False, 8_000)],
+    [(0.0, True, 13_800), (0.0, False, 1_000_000), (8.0, True, 8_000), (8.0, False, 8_000)],
 )
 def test_each_device_has_a_default_target(target_ms: float, on_gpu: bool, target_us: float) -> None:
     harness = Harness(step_time_target_ms=target_ms)
