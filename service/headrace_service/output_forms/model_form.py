@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from headrace_request.reasoning import Reasoning as Section
-from headrace_service.output_forms import gemma, glm, harmony, harmony_grammar, hermes, llama, mistral, qwen_coder
+from headrace_service.output_forms import gemma, harmony, harmony_grammar, hermes, llama, mistral
 from headrace_service.output_forms.call_format import Spelling, Tool, ToolUse
 from headrace_service.output_forms.output_plan import KnownTool, OutputPlan
 from headrace_service.output_forms.parts import Calls, Part
 from headrace_service.output_forms.plain import AnswerReader, PlainReader
+from headrace_service.output_forms.tagged import arguments, glm, qwen_coder
+from headrace_service.output_forms.tagged.reader import TaggedReader
 
 
 def _holds_all(tool: Tool) -> str:
@@ -43,17 +45,17 @@ class _Format:
 # In the order in which templates are looked through: the first that fits counts.
 _FORMATS: Final[Mapping[str, _Format]] = {
     "seed-oss": _Format(
-        qwen_coder.SEED_MARKERS, qwen_coder.SEED_MARKERS, qwen_coder.seed_grammar, qwen_coder.why_not_strict
+        qwen_coder.SEED_MARKERS, qwen_coder.SEED_MARKERS, qwen_coder.seed_grammar, arguments.why_not_strict
     ),
-    "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar, qwen_coder.why_not_strict),
-    "glm": _Format(glm.MARKERS, (glm.KEY,), glm.grammar, qwen_coder.why_not_strict),
+    "qwen3-coder": _Format(qwen_coder.MARKERS, ("<function=",), qwen_coder.grammar, arguments.why_not_strict),
+    "glm": _Format(glm.MARKERS, (glm.KEY,), glm.grammar, arguments.why_not_strict),
     "hermes": _Format(hermes.MARKERS, (hermes.OPEN,), hermes.grammar),
     "mistral": _Format(mistral.MARKERS, (mistral.OPEN,), mistral.grammar),
     "llama3-json": _Format(llama.MARKERS, (llama.TAG, '{"name": function name, "parameters"'), llama.grammar),
     "gemma4": _Format(gemma.MARKERS, (gemma.OPEN,), gemma.grammar, gemma.why_not_strict),
 }
 # Those whose readers know by the tools which values are text, and these readers.
-_WITH_TEXTS: Final[Mapping[str, type[glm.GlmReader] | type[qwen_coder.QwenCoderReader]]] = {
+_WITH_TEXTS: Final[Mapping[str, type[TaggedReader]]] = {
     "glm": glm.GlmReader,
     "qwen3-coder": qwen_coder.QwenCoderReader,
     "seed-oss": qwen_coder.SeedReader,
@@ -173,7 +175,7 @@ class ModelForm:
         return _FORMATS[self.call_format].why_not_strict(tool) if self.call_format in _FORMATS else ""
 
     def _text_parameters(self, tool: Tool) -> tuple[str, ...]:
-        return tuple(sorted(qwen_coder.text_parameters(tool))) if self.call_format in _WITH_TEXTS else ()
+        return tuple(sorted(arguments.text_parameters(tool))) if self.call_format in _WITH_TEXTS else ()
 
 
 def answer_reader(

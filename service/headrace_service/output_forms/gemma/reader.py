@@ -5,81 +5,41 @@ Keys are bare. The arguments that are reported are JSON all the same, translated
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
-from headrace_service.output_forms.call_format import CallReader, Spelling
+from headrace_service.output_forms.call_format import Spelling
 from headrace_service.output_forms.gemma.grammar import CLOSE, OPEN, QUOTE
-from headrace_service.output_forms.json_call import JsonState
+from headrace_service.output_forms.json_values import as_json, json_text
+from headrace_service.output_forms.marked_call import MarkedCallReader
 from headrace_service.output_forms.parts import Calls, Part
-from headrace_service.output_forms.text_pieces import SPACE, Expected, MarkerSearch, Name
+from headrace_service.output_forms.text_pieces import SPACE, Expected, MarkerSearch
 
-# Names longer than this are none.
-_MAX_NAME_CHARACTERS: Final = 256
 # What templates write for a value that is none.
 _NOTHING: Final = ("None", "none", "nil")
 
 
-class GemmaReader(CallReader):
+class GemmaReader(MarkedCallReader):
     """Reads the format. What follows arguments that broke off is passed over, up to the marker."""
+
+    markers = (OPEN, CLOSE)
+    word = "call:"
 
     def __init__(self, parts: list[Part], calls: Calls, spelling: Spelling, is_after_marker: bool) -> None:
         super().__init__(parts, calls, spelling, is_after_marker)
-        # What stood before a function's name, and the name.
-        self._head = ""
-        self._expected = Expected("call:", after_space=True)
-        self._name = Name(_is_of_name, _MAX_NAME_CHARACTERS)
         # The brackets that are open, and whether the innermost one has an entry.
         self._open: list[str] = []
         self._has_entries = False
         # Characters of a key, or of a value that is no string.
         self._kept: list[str] = []
 
-    def _begin(self) -> Callable[[str], str]:
-        self._look_for(OPEN, CLOSE)
-        return self._in_text
-
     @property
     def holds(self) -> bool:
         """Whether text that came is in no part yet."""
-        is_undecided = self._at in (self._behind_marker, self._in_name) or self._expected.holds
-        return super().holds or is_undecided or bool(self._kept)
+        return super().holds or self._expected.holds or bool(self._kept)
 
-    def finish(self) -> None:
-        """The output ends here."""
-        if self._at in (self._behind_marker, self._in_name):
-            self._head += self._expected.flush()
-            self._no_call()
-        super().finish()
-
-    def _in_text(self, text: str) -> str:
-        before, marker, rest = self._find(text)
-        self._text.feed(before)
-        if marker == self._spelling(OPEN):
-            self._head, self._name = marker, Name(_is_of_name, _MAX_NAME_CHARACTERS)
-            self._expected = Expected("call:", after_space=True)
-            self._search, self._at = None, self._behind_marker
-        elif marker and self._calls.count:
-            # The end of a call, which was reported.
-            self._text.marker()
-        else:
-            self._text.feed(marker)
-        return rest
-
-    def _behind_marker(self, text: str) -> str:
-        decided = self._expected.feed(text)
-        if decided is None:
-            return ""
-        space, call, rest = decided
-        self._head += space + call
-        if call:
-            self._at = self._in_name
-        else:
-            self._no_call()
-        return rest
+    def _is_of_name(self, char: str) -> bool:
+        return char not in "{}<>\n"
 
     def _in_name(self, text: str) -> str:
         rest = self._name.feed(text)
@@ -91,11 +51,6 @@ class GemmaReader(CallReader):
         if rest:
             self._no_call()
         return rest
-
-    def _no_call(self) -> None:
-        """What stood behind the marker is no call: it is text."""
-        self._text.feed(self._head + self._name.text)
-        self._at = self._begin()
 
     # -- arguments: one method for each place within them
 
@@ -150,7 +105,7 @@ class GemmaReader(CallReader):
             if char == ":":
                 key = "".join(self._kept).strip()
                 self._begin_entry()
-                self._calls.add(f"{_json(key)}: ")
+                self._calls.add(f"{json_text(key)}: ")
                 self._kept, self._expected = [], Expected(self._spelling(QUOTE), after_space=True)
                 self._at = self._before_value
                 return text[place + 1 :]
@@ -175,7 +130,7 @@ class GemmaReader(CallReader):
     def _in_string(self, text: str) -> str:
         text, marker, rest = self._find(text)
         if text:
-            self._calls.add(_json(text)[1:-1])
+            self._calls.add(json_text(text)[1:-1])
         if marker:
             self._search = None
             if marker != self._spelling(QUOTE):
@@ -241,24 +196,7 @@ class GemmaReader(CallReader):
             self._at = self._begin()
         return rest
 
-    def _after_call(self, state: JsonState) -> None:
-        raise AssertionError("the format has no objects of JSON")
-
-
-def _is_of_name(char: str) -> bool:
-    return char not in "{}<>\n"
-
 
 def _as_json(text: str) -> str:
     """Returns a value as JSON: as it is if it is that, else as a string."""
-    if text in _NOTHING:
-        return "null"
-    try:
-        msgspec.json.decode(text)
-        return text
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return _json(text)
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return "null" if text in _NOTHING else as_json(text)

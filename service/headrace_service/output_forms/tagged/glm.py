@@ -8,16 +8,16 @@ JSON object all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from headrace_service.output_forms import lark
-from headrace_service.output_forms.call_format import CallReader, Spelling, Tool, ToolUse
-from headrace_service.output_forms.json_call import JsonState
+from headrace_service.output_forms.call_format import Tool, ToolUse
 from headrace_service.output_forms.lark import TokenIds
-from headrace_service.output_forms.parts import Calls, Part
-from headrace_service.output_forms.qwen_coder import as_json, json_text, properties_of, required_of, text_value
-from headrace_service.output_forms.text_pieces import SPACE, Expected, Name
+from headrace_service.output_forms.marked_call import MAX_NAME_CHARACTERS
+from headrace_service.output_forms.tagged.arguments import properties_of, required_of, text_value
+from headrace_service.output_forms.tagged.reader import TaggedReader
+from headrace_service.output_forms.text_pieces import SPACE, Expected
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -28,114 +28,58 @@ _VALUE_END: Final = "</arg_value>"
 MARKERS: Final = (OPEN, CLOSE, KEY, _KEY_END, _VALUE, _VALUE_END)
 # An argument's name in a grammar, where the schema does not count.
 _ANY_KEY: Final = r"/[^<>\n]{1,64}/"
-# Names longer than this are none.
-_MAX_NAME_CHARACTERS: Final = 256
 
 
-class GlmReader(CallReader):
-    """Reads the format.
+class GlmReader(TaggedReader):
+    """Reads the format."""
 
-    Args:
-        parts: where parts are appended.
-        calls: takes the calls.
-        spelling: of markers.
-        is_after_marker: whether whitespace at the beginning belongs to something else.
-        text_parameters: by function, the arguments whose values are text.
-    """
-
-    def __init__(
-        self,
-        parts: list[Part],
-        calls: Calls,
-        spelling: Spelling,
-        is_after_marker: bool,
-        text_parameters: Mapping[str, frozenset[str]],
-    ) -> None:
-        super().__init__(parts, calls, spelling, is_after_marker)
-        self._text_parameters = text_parameters
-        self._function = ""
-        # What stood before a function's name, the name, and what is to follow it.
-        self._head = ""
-        self._name = Name(self._is_of_name, _MAX_NAME_CHARACTERS)
-        self._expected = Expected(spelling(KEY), spelling(CLOSE), after_space=True)
-        # The name of an argument so far.
-        self._key = ""
-        self._num_arguments = 0
-        # Of the value that is being read: whether it is text, and what is not text so far.
-        self._is_text = False
-        self._value: list[str] = []
-
-    def _begin(self) -> Callable[[str], str]:
-        self._look_for(OPEN, CLOSE)
-        return self._in_text
+    markers = (OPEN, CLOSE)
+    # The name of an argument so far.
+    _key = ""
 
     @property
     def holds(self) -> bool:
         """Whether text that came is in no part yet."""
-        is_undecided = self._at in (
-            self._before_function_name, self._in_function_name, self._behind_function_name,
-            self._in_key, self._before_value,
-        )  # fmt: skip
-        return super().holds or is_undecided or bool(self._value)
+        return super().holds or self._at in (self._in_key, self._before_value)
 
-    def finish(self) -> None:
-        """The output ends here."""
-        if self._at in (self._before_function_name, self._in_function_name, self._behind_function_name):
-            self._no_call(self._expected.flush())
-        super().finish()
+    def _head_places(self) -> tuple[Callable[[str], str], ...]:
+        return (self._before_name, self._in_name, self._behind_name)
 
-    def _in_text(self, text: str) -> str:
-        before, marker, rest = self._find(text)
-        self._text.feed(before)
-        if marker == self._spelling(OPEN):
-            self._head, self._name = marker, Name(self._is_of_name, _MAX_NAME_CHARACTERS)
-            self._expected = Expected(self._spelling(KEY), self._spelling(CLOSE), after_space=True)
-            self._search, self._at = None, self._before_function_name
-        elif marker and self._calls.count:
-            self._text.marker()
-        else:
-            self._text.feed(marker)
-        return rest
+    def _expected_in_head(self) -> Expected:
+        return Expected(self._spelling(KEY), self._spelling(CLOSE), after_space=True)
 
     def _is_of_name(self, char: str) -> bool:
         begins_marker = any(self._spelling(marker).startswith(char) for marker in (KEY, CLOSE))
         return not (char.isspace() or char in "<>" or begins_marker)
 
-    def _before_function_name(self, text: str) -> str:
+    def _before_name(self, text: str) -> str:
         rest = text.lstrip(SPACE)
         self._head += text[: len(text) - len(rest)]
-        if len(self._head) > _MAX_NAME_CHARACTERS:
-            self._no_call("")
+        if len(self._head) > MAX_NAME_CHARACTERS:
+            self._no_call()
         elif rest:
-            self._at = self._in_function_name
+            self._at = self._in_name
         return rest
 
-    def _in_function_name(self, text: str) -> str:
+    def _in_name(self, text: str) -> str:
         rest = self._name.feed(text)
         if rest and self._name.text:
-            self._at = self._behind_function_name
+            self._at = self._behind_name
         elif rest:
-            self._no_call("")
+            self._no_call()
         return rest
 
-    def _behind_function_name(self, text: str) -> str:
+    def _behind_name(self, text: str) -> str:
         decided = self._expected.feed(text)
         if decided is None:
             return ""
         space, marker, rest = decided
-        if not marker:
+        if marker:
+            self._start_call(self._name.text)
+            self._go_on(marker)
+        else:
             self._no_call(space)
-            return rest
-        self._text.marker()
-        self._calls.start(self._name.text)
-        self._function, self._num_arguments = self._name.text, 0
-        self._go_on(marker)
         return rest
-
-    def _no_call(self, behind: str) -> None:
-        """What stood behind the marker is no call: it is text."""
-        self._text.feed(self._head + self._name.text + behind)
-        self._at = self._begin()
 
     def _go_on(self, marker: str) -> None:
         """Goes on behind a name or a value: with another argument, or with the call's end."""
@@ -143,10 +87,8 @@ class GlmReader(CallReader):
             self._key = ""
             self._look_for(_KEY_END, CLOSE)
             self._at = self._in_key
-            return
-        self._calls.add("}" if self._num_arguments else "{}")
-        self._calls.finish(whole=True)
-        self._at = self._begin()
+        else:
+            self._end_call()
 
     def _broken(self) -> None:
         """The call ends within an argument."""
@@ -166,11 +108,7 @@ class GlmReader(CallReader):
     def _before_value(self, text: str) -> str:
         _, marker, rest = self._find(text)
         if marker == self._spelling(_VALUE):
-            name = self._key.strip()
-            self._is_text = name in self._text_parameters.get(self._function, ())
-            begin = ", " if self._num_arguments else "{"
-            self._calls.add(f"{begin}{json_text(name)}: " + ('"' if self._is_text else ""))
-            self._num_arguments += 1
+            self._begin_value(self._key.strip())
             self._look_for(_VALUE_END)
             self._at = self._in_value
         elif marker:
@@ -179,13 +117,9 @@ class GlmReader(CallReader):
 
     def _in_value(self, text: str) -> str:
         more, marker, rest = self._find(text)
-        if self._is_text:
-            self._calls.add(json_text(more)[1:-1])
-        else:
-            self._value.append(more)
+        self._add_value(more)
         if marker:
-            self._calls.add('"' if self._is_text else as_json("".join(self._value).strip()))
-            self._value = []
+            self._end_value()
             self._look_for(KEY, CLOSE)
             self._at = self._between_arguments
         return rest
@@ -196,15 +130,12 @@ class GlmReader(CallReader):
             self._go_on(marker)
         return rest
 
-    def _after_call(self, state: JsonState) -> None:
-        raise AssertionError("the format has no objects")
-
 
 def grammar(use: ToolUse, token_ids: TokenIds) -> str:
     """Returns the grammar of an output with such calls.
 
     Args:
-        use: the tools, and whether they are called. Strict ones pass `qwen_coder.why_not_strict`.
+        use: the tools, and whether they are called. Strict ones pass `arguments.why_not_strict`.
         token_ids: the special tokens that markers are.
     """
 
