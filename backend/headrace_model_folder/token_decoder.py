@@ -111,7 +111,7 @@ def _characters_of_bytes() -> str:
     return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-# A character set of its own to Python's codecs, which are several times as quick as a loop: a
+# A character set of its own to Python's codecs, which are twice as quick as a loop: a
 # vocabulary has 100,000 tokens and more, and each process of a server reads it.
 _BYTE_LEVEL = codecs.charmap_build(_characters_of_bytes())
 
