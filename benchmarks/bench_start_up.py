@@ -35,6 +35,7 @@ from benchmarks.engine_options import START_TIMEOUT_S, checked_config, engine_se
 from benchmarks.figures import provenance, write_json
 from headrace import Client
 from headrace.local_server.process import FlagValue, ServerProcess, serve_command
+from headrace_facts.process_age import process_age_s
 
 _READY_LINE = "listening on "
 _STOP_S = 30.0
@@ -93,6 +94,15 @@ def _processes(server: psutil.Process) -> dict[str, psutil.Process]:
     return found
 
 
+def _age_s(process: psutil.Process) -> float:
+    """How long a process lives already.
+
+    psutil's `create_time` is no such figure beside a clock: it counts from the machine's start in
+    whole seconds.
+    """
+    return process_age_s(pathlib.Path(f"/proc/{process.pid}/stat"))
+
+
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
@@ -132,23 +142,25 @@ def start_once(folder: pathlib.Path, flags: Mapping[str, FlagValue]) -> Start:
     process = ServerProcess(lambda private: serve_command(str(folder), private, flags), lines.put)
     try:
         workers = _ready_workers(process, lines)
-        ready_at = time.time()
+        ready_at_s = time.monotonic()
         [server] = [each for each in psutil.Process().children() if "headrace_supervisor" in each.cmdline()]
         found = _processes(server)
+        ages_s = {name: _age_s(each) for name, each in found.items()}
+        looked_s = time.monotonic() - ready_at_s
         cpu_s = {name: _cpu_s(each) for name, each in found.items()}
         with Client(process.target) as client:
             client.complete("The", max_tokens=1)
-        answered_at = time.time()
-        begun = {name: each.create_time() for name, each in found.items()}
+        answered_s = time.monotonic() - ready_at_s
     finally:
         process.stop(_STOP_S)
     phases = workers.get("phases_s_by_rank") or {name: [seconds] for name, seconds in workers["phases_s"].items()}
+    ready_s = ages_s["serve"] - looked_s
     return Start(
-        begun["backend"] - begun["serve"],
-        begun["worker 0"] - begun["backend"],
+        ages_s["serve"] - ages_s["backend"],
+        ages_s["backend"] - ages_s["worker 0"],
         phases,
-        ready_at - begun["serve"],
-        answered_at - begun["serve"],
+        ready_s,
+        ready_s + answered_s,
         cpu_s,
     )
 

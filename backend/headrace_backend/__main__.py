@@ -1,7 +1,8 @@
 """Entry of the backend process: `python -m headrace_backend`.
 
 It ties the process to its parent, starts as many workers early as the command line says, has
-SIGUSR1 write the event loop's stack to stderr, then hands over to the server.
+SIGUSR1 write the event loop's stack to stderr, imports the server, waits for its arguments where it
+was begun before they were known, then hands over to the server.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import gc
 import signal
 import sys
 
-from headrace_backend.server.lifetime import die_with_parent
+from headrace_backend.server.early_arguments import known_arguments
+from headrace_backend.server.lifetime import ExitCode, die_with_parent
 from headrace_backend.server.workers.early_workers import EarlyWorkers, wanted
 
 if __name__ == "__main__":
@@ -28,4 +30,8 @@ if __name__ == "__main__":
 
     gc.freeze()
     gc.enable()
-    sys.exit(main(sys.argv[1:], early_workers=early_workers))
+    arguments = known_arguments(sys.argv[1:])
+    if arguments is None:
+        early_workers.close()
+        sys.exit(ExitCode.OK)
+    sys.exit(main(arguments, early_workers=early_workers))

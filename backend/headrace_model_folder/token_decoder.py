@@ -8,7 +8,9 @@ all tokens through its decoder, added and special ones too, and so does this fil
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -98,22 +100,24 @@ def _unknown(file: str, kinds: list[object]) -> InvalidModelFolder:
     return InvalidModelFolder(f"{file}: decoder must be {_KNOWN}, is {shown(', '.join(map(str, kinds)))}")
 
 
-def _byte_of_character() -> dict[str, int]:
-    """The byte of each character of the byte-level alphabet.
+def _characters_of_bytes() -> str:
+    """The byte-level alphabet, in the order of the bytes that its characters stand for.
 
     Printable Latin-1 characters stand for themselves, the other bytes for characters from U+0100
     on.
     """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(0x100)
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-_BYTE_OF_CHARACTER = _byte_of_character()
+# A character set of its own to Python's codecs, which are twice as quick as a loop: a
+# vocabulary has 100,000 tokens and more, and each process of a server reads it.
+_BYTE_LEVEL = codecs.charmap_build(_characters_of_bytes())
 
 
 def _byte_level_bytes(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-    except KeyError:  # a token with a character from outside the alphabet stands for its own text
+        return codecs.charmap_encode(token, "strict", _BYTE_LEVEL)[0]
+    except UnicodeEncodeError:  # a token with a character from outside the alphabet stands for its own text
         return token.encode()

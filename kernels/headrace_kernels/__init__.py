@@ -19,6 +19,8 @@ or where it is long in a file beside it.
     here              operations of one file: `rms_norm`, `swiglu`, `embedding`, `step_inputs`,
                       `finite_rows`, `rounded_tokens` (tokens in 8 bits)
 
+`quick_sources` has Triton find the kernels' sources quickly while all this is imported.
+
 Rooms do not know each other, but for `weight_formats`, from which attention, linear and experts
 take how bits are read, and `hopper`. Launch rules ask `card` what the GPU has, and short kernels
 start early by `early_launch`. Functions take tensors and give tensors; nothing here knows models,

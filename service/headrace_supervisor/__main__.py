@@ -1,17 +1,24 @@
 """The entry of `python -m headrace_supervisor COMMAND`.
 
 It has the server's commands without the client's `headrace` script. Only the command that is run is
-imported, with no garbage looked for meanwhile: modules stay.
+imported, with no garbage looked for meanwhile: modules stay. A server's first backend begins before
+all that.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import sys
 
 gc.disable()
 
-import click  # noqa: E402  # so that this is imported without looking for garbage, too
+from headrace_supervisor.processes import early_backend  # noqa: E402  # imported without looking for garbage, as all that follows
+
+if __name__ == "__main__":
+    early_backend.begin(sys.argv[1:])
+
+import click  # noqa: E402
 
 MODULES = {
     "serve": "commands",

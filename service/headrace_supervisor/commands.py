@@ -29,6 +29,7 @@ from headrace_supervisor.options import (
     settings_options,
     typed_model,
 )
+from headrace_supervisor.processes import early_backend
 from headrace_supervisor.settings import ConfigError
 
 _config_option = click.option(
@@ -62,7 +63,7 @@ def serve(named_model: str | None, config_file: pathlib.Path | None, **flags: An
     config = _loaded(configs.load_server, config_file, flags, named_model)
     logs.configure(config.supervisor.log_format, config.supervisor.log_level)
     try:
-        sys.exit(supervisor.serve(config))
+        sys.exit(supervisor.serve(config, early_backend.begun()))
     except supervisor.StartRefused as error:
         raise Refusal(str(error)) from None
 

@@ -16,7 +16,8 @@ import asyncio
 import pathlib
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pydantic
@@ -35,6 +36,7 @@ from headrace_supervisor.models import memory_sums
 from headrace_supervisor.models.backend_table import BackendTable, Probe, initial_names
 from headrace_supervisor.models.model_launches import Launches, ModelLaunches
 from headrace_supervisor.processes.address import AddressError, check_free, claimed
+from headrace_supervisor.processes.early_process import EarlyProcess
 from headrace_supervisor.processes.managed_process import ManagedProcess, ProcessGaveUp, ProcessSpec, RestartRule
 from headrace_supervisor.processes.readiness import until_serving
 from headrace_supervisor.refusals import Refused
@@ -69,8 +71,12 @@ class TelemetryProcess(NamedTuple):
     grace_s: float
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig, early: EarlyProcess | None = None) -> int:
     """Runs a server until a signal ends it. Returns the exit code.
+
+    Args:
+        config: the server's.
+        early: a backend that waits for what it is to do; None: there is none.
 
     Raises:
         StartRefused: before anything was started.
@@ -84,8 +90,8 @@ def serve(config: ServerConfig) -> int:
         ):
             check_metrics_address(config)
             check_credentials(config.service)
-            launches = ModelLaunches(config, folder)
-            check_models(launches, names)
+            launches = ModelLaunches(config, folder, early)
+            checked = check_models(launches, names)
             control = f"unix:{folder / CONTROL_SOCKET}"
             telemetry = telemetry_process(config, folder)
             socket = str(folder / TELEMETRY_SOCKET) if telemetry is not None else ""
@@ -100,6 +106,7 @@ def serve(config: ServerConfig) -> int:
                 launches,
                 names,
                 services,
+                checked=checked,
                 control=control,
                 addresses=addresses,
                 urls=_urls(config, openai_addresses),
@@ -138,19 +145,22 @@ def check_credentials(service: configs.ServiceConfig) -> None:
         raise StartRefused(f"{service.keys_file}: {error}") from None
 
 
-def check_models(launches: Launches, names: Sequence[str]) -> None:
+def check_models(launches: Launches, names: Sequence[str]) -> dict[str, tuple[memory_sums.Claim, ...]]:
     """Checks, without torch, the models to load at start and the sum of their memory.
 
-    Raises StartRefused.
+    Returns what each of them claims. Raises StartRefused.
     """
+    checked: dict[str, tuple[memory_sums.Claim, ...]] = {}
     claims: list[memory_sums.Claim] = []
     try:
         for name in names:
-            for claim in launches.check(name):
+            checked[name] = launches.check(name)
+            for claim in checked[name]:
                 memory_sums.check(claim, claims, memory_sums.machine_bytes())
                 claims.append(claim)
     except Refused as refused:
         raise StartRefused(str(refused)) from None
+    return checked
 
 
 def service_specs(
@@ -207,6 +217,7 @@ class Supervisor:
         names: models to load at start. The server ends with one that can't be, before it ever
             served.
         services: processes of the services.
+        checked: what those of the names claim that were checked a moment ago.
         control: where the control server listens.
         addresses: the public ones of gRPC.
         urls: those of OpenAI's HTTP API.
@@ -225,6 +236,7 @@ class Supervisor:
         names: Sequence[str],
         services: Sequence[ProcessSpec],
         *,
+        checked: Mapping[str, tuple[memory_sums.Claim, ...]] = types.MappingProxyType({}),
         control: str,
         addresses: Sequence[str],
         urls: Sequence[str] = (),
@@ -238,6 +250,7 @@ class Supervisor:
         self._has_repository = config.model_repository is not None
         self._launches = launches
         self._names = names
+        self._checked = checked
         self._services = [ManagedProcess(spec, self._rule, lambda: self._served) for spec in services]
         self._telemetry = telemetry and ManagedProcess(
             telemetry.spec, self._rule._replace(start_attempts=None), lambda: self._served
@@ -261,7 +274,12 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         table = BackendTable(
-            self._launches, self._rule, ends_server=self._ends_server, first=self._names, probe=self._probe
+            self._launches,
+            self._rule,
+            ends_server=self._ends_server,
+            first=self._names,
+            checked=self._checked,
+            probe=self._probe,
         )
         server = ControlServer(table)
         await server.start(self._control)

@@ -3,6 +3,7 @@
 Joining a text's token bytes gives the text, for both kinds of BPE.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -15,6 +16,7 @@ from tests.support.examples import examples
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headrace_model_folder import InvalidModelFolder, ModelFolder, TokenTable, read_token_table, token_bytes
+from headrace_model_folder.token_decoder import read_decoder
 
 CORPUS = ["the water runs to the mill, das Wasser läuft zur Mühle", "def f(x):\n    return x  # 漢字 🎉"] * 20
 
@@ -143,3 +145,37 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path: pathlib.Path
     write_folder(tmp_path, {**CONFIG, "vocab_size": tokenizer.get_vocab_size() - 1})
     with pytest.raises(InvalidModelFolder, match="<tool>"):
         ModelFolder.open(tmp_path)
+
+
+def test_a_folder_may_be_opened_without_its_tokens(tmp_path: pathlib.Path) -> None:
+    """Nothing else of it changes, its revision neither; a tokenizer that is none is not noticed."""
+    write_folder(tmp_path, {**CONFIG, "vocab_size": 400})
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    whole = ModelFolder.open(tmp_path, require_weights=False)
+    without = ModelFolder.open(tmp_path, require_weights=False, reads_tokens=False)
+    assert whole.token_table is not None and without.token_table is None
+    assert dataclasses.replace(without, token_table=whole.token_table) == whole
+    (tmp_path / "tokenizer.json").write_text("")
+    assert ModelFolder.open(tmp_path, require_weights=False, reads_tokens=False).token_table is None
+    with pytest.raises(InvalidModelFolder, match="tokenizer.json"):
+        ModelFolder.open(tmp_path, require_weights=False)
+
+
+def test_each_character_is_its_byte_or_text_of_its_own() -> None:
+    """The library's alphabet; whatever else there is in Unicode, alone and beside one of it."""
+    decoder = read_decoder({"type": "ByteLevel"}, "tokenizer.json")
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    for character in map(chr, (*range(0x300), *range(0x300, 0xD800, 97), 0xFFFF, 0x10000, 0x10FFFF)):
+        for token in (character, f"a{character}"):
+            expected = token.encode()
+            if character in alphabet:
+                expected = bytes(alphabet_bytes()[each] for each in token)
+            assert decoder.piece(token) == expected, token
+    assert len(alphabet_bytes()) == 256 and set(alphabet_bytes()) == set(alphabet)
+
+
+def alphabet_bytes() -> dict[str, int]:
+    """The byte of each character, as GPT-2's code has it."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -86,7 +86,7 @@ def refused(*arguments: str) -> str:
 def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> configs.ServerConfig:
     """The configuration of a server that these arguments would start."""
     served: list[configs.ServerConfig] = []
-    monkeypatch.setattr(supervisor, "serve", lambda config: served.append(config) or 0)
+    monkeypatch.setattr(supervisor, "serve", lambda config, early: served.append(config) or 0)
     result = CliRunner().invoke(commands.serve, list(arguments))
     assert result.exit_code == 0, result.stderr
     return served[0]

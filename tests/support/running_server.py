@@ -37,9 +37,16 @@ _OF_TELEMETRY = ("--telemetry", "--trace-", "--metrics-", "--otlp-", "--export-"
 
 
 def configuration_of(process: psutil.Process) -> pathlib.Path:
-    """The file that a process of a server was started with."""
+    """The file that a process of a server was started with.
+
+    A backend that was begun early got the first one of a backend in the folder of them all.
+    """
     command = process.cmdline()
-    return pathlib.Path(command[command.index("--config-json") + 1])
+    if "--early" not in command:
+        return pathlib.Path(command[command.index("--config-json") + 1])
+    supervisor = psutil.Process(process.ppid())
+    service = next(child for child in supervisor.children() if "headrace_service" in child.cmdline())
+    return configuration_of(service).with_name("backend-0.json")
 
 
 class RunningServer:

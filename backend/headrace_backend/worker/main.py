@@ -33,6 +33,7 @@ from headrace_backend.worker.errors import DoesNotFit, StartRefused, StepFailed,
 from headrace_backend.worker.lifetime import arrange_signals, die_with_parent
 from headrace_facts import log_output
 from headrace_facts.process_age import process_age_s
+from headrace_kernels.quick_sources import quick_sources
 from headrace_model_folder import InvalidModelFolder, ModelFolder
 
 _FAILED = 1
@@ -181,7 +182,8 @@ def _loaded_start_up() -> ModuleType:
     gc.disable()
     try:
         # By name, so that torch is imported now and not with this file.
-        return importlib.import_module("headrace_backend.worker.start_up.start")
+        with quick_sources():
+            return importlib.import_module("headrace_backend.worker.start_up.start")
     finally:
         gc.freeze()
         gc.enable()
@@ -197,7 +199,9 @@ def _run(arguments: argparse.Namespace, channel: Channel, phases: dict[str, floa
     """
     config = EngineConfig.model_validate_json(arguments.config_json)
     started = time.monotonic()
-    folder = ModelFolder.open(config.model, require_weights=config.load == "folder")
+    # A draft model's vocabulary is compared with the model's.
+    reads_tokens = config.draft_model is not None
+    folder = ModelFolder.open(config.model, require_weights=config.load == "folder", reads_tokens=reads_tokens)
     opened = time.monotonic()
     bound_spinning()
     channel.send_progress(TORCH_PHASE, 0, 1, "")

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
@@ -26,6 +27,7 @@ from headrace_protos.control.v1 import control_pb2
 from headrace_protos.engine.v1 import engine_pb2
 from headrace_supervisor import refusals
 from headrace_supervisor.models import memory_sums
+from headrace_supervisor.models.memory_sums import Claim
 from headrace_supervisor.models.model_entry import RUNNING, Backend, Entry
 from headrace_supervisor.models.model_launches import Launch, Launches, read_refusal
 from headrace_supervisor.processes import engine_probe
@@ -63,6 +65,8 @@ class BackendTable:
             with it.
         first: names of the models that `load_first` loads; until it has, services learn that the
             server starts.
+        checked: what those of `first` claim that were checked just before, by name; they are not
+            checked again.
         probe: questions to backends.
         machine_bytes: memory of the machine, for models on the CPU.
     """
@@ -74,6 +78,7 @@ class BackendTable:
         *,
         ends_server: Callable[[str], bool],
         first: Sequence[str] = (),
+        checked: Mapping[str, tuple[Claim, ...]] = types.MappingProxyType({}),
         probe: Probe = Probe(),  # noqa: B008  # immutable
         machine_bytes: int | None = None,
     ) -> None:
@@ -84,6 +89,7 @@ class BackendTable:
         self._machine_bytes = memory_sums.machine_bytes() if machine_bytes is None else machine_bytes
         self._entries: dict[str, Entry] = {}
         self._first = first
+        self._checked = checked
         self._starting = bool(first)
         self._draining = False
         self._ending = False
@@ -146,7 +152,8 @@ class BackendTable:
         Raises:
             Refused: one of them can't be loaded, and why.
         """
-        for load in [self._begin(self._entries.setdefault(name, Entry(name)), 0) for name in self._first]:
+        entries = [self._entries.setdefault(name, Entry(name)) for name in self._first]
+        for load in [self._begin(entry, 0, self._checked.get(entry.name)) for entry in entries]:
             try:
                 await asyncio.shield(load)
             except _UnloadedMeanwhile as unloaded:
@@ -189,21 +196,30 @@ class BackendTable:
             raise refusals.unavailable(f"model {entry.name} is being unloaded")
         return entry.state == control_pb2.BACKEND_STATE_READY
 
-    def _begin(self, entry: Entry, memory_bytes: int) -> asyncio.Task[None]:
-        """Announces a model as LOADING, and has it loaded when those before it are."""
+    def _begin(self, entry: Entry, memory_bytes: int, claims: tuple[Claim, ...] | None = None) -> asyncio.Task[None]:
+        """Announces a model as LOADING, and has it loaded when those before it are.
+
+        `claims` is what it claims, where that was checked already.
+        """
         before = entry.state, entry.reason
         self._set(entry, control_pb2.BACKEND_STATE_LOADING)
-        load = entry.loading = asyncio.create_task(self._load(entry, memory_bytes, *before), name=f"load {entry.name}")
+        loading = self._load(entry, memory_bytes, claims, *before)
+        load = entry.loading = asyncio.create_task(loading, name=f"load {entry.name}")
         # Its callers may all have left by the time it fails; the state says so too.
         load.add_done_callback(lambda load: load.cancelled() or load.exception())
         return load
 
     async def _load(
-        self, entry: Entry, memory_bytes: int, state_before: control_pb2.BackendState, reason_before: str
+        self,
+        entry: Entry,
+        memory_bytes: int,
+        claims: tuple[Claim, ...] | None,
+        state_before: control_pb2.BackendState,
+        reason_before: str,
     ) -> None:
         try:
             async with self._one_load:
-                await self._start_all(entry, memory_bytes)
+                await self._start_all(entry, memory_bytes, claims)
         except Exception as error:
             if _is_still_loading(entry):
                 if entry.backends:
@@ -217,7 +233,7 @@ class BackendTable:
             if entry.loading is asyncio.current_task():
                 entry.loading = None
 
-    async def _start_all(self, entry: Entry, memory_bytes: int) -> None:
+    async def _start_all(self, entry: Entry, memory_bytes: int, claims: tuple[Claim, ...] | None) -> None:
         """Starts the model's backends, each when the one before it serves.
 
         The model is ready with the last.
@@ -227,7 +243,8 @@ class BackendTable:
         began_s = time.monotonic()
         _check_still_loading(entry)
         loaded = [backend.launch.claim for e in self._entries.values() if e.state in RUNNING for backend in e.backends]
-        claims = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
+        if claims is None:
+            claims = await asyncio.to_thread(self._launches.check, entry.name, memory_bytes)
         for claim in claims:
             memory_sums.check(claim, loaded, self._machine_bytes)
             loaded.append(claim)

@@ -25,6 +25,7 @@ from headrace_supervisor import config as configs
 from headrace_supervisor import refusals
 from headrace_supervisor.config import ServerConfig
 from headrace_supervisor.models.memory_sums import Claim
+from headrace_supervisor.processes.early_process import EarlyProcess
 from headrace_supervisor.processes.managed_process import ProcessSpec
 from headrace_supervisor.refusals import Refused
 from headrace_supervisor.repository import ModelRepository, check_name, is_inside
@@ -65,14 +66,26 @@ class Launches(Protocol):
         """
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
-        """Returns the launch of one backend of a model, its files written. Raises Refused."""
+        """Returns the launch of one backend of a model, which was checked, its files written.
+
+        Raises Refused.
+        """
 
 
 class ModelLaunches:
     """Launches of the default model and of the models of a repository."""
 
-    def __init__(self, config: ServerConfig, runtime_folder: pathlib.Path) -> None:
+    def __init__(self, config: ServerConfig, runtime_folder: pathlib.Path, early: EarlyProcess | None = None) -> None:
+        """Launches in a folder.
+
+        Args:
+            config: the server's.
+            runtime_folder: where configurations and sockets lie.
+            early: a backend that waits for what it is to do, for the first launch; None: there is
+                none.
+        """
         self._config = config
+        self._early = early
         self._runtime_folder = runtime_folder
         repository = config.supervisor.model_repository
         self._telemetry_socket = str(runtime_folder / TELEMETRY_SOCKET) if config.telemetry is not None else ""
@@ -121,17 +134,13 @@ class ModelLaunches:
         )
         for reason in filter(None, reasons):
             raise refusals.failed_precondition(f"model {self._shown(name, engine.model)}: {reason}")
-        return tuple(
-            Claim(name, device_of(engine, replica), int(engine.memory_budget), ranks=engine.num_ranks)
-            for replica in range(self._replicas)
-        )
+        return tuple(_claim(name, engine, replica) for replica in range(self._replicas))
 
     def prepare(self, name: str, memory_bytes: int, replica: int) -> Launch:
-        """Checks a model and writes the configuration of one backend for it.
+        """Writes the configuration of one backend for a model, whose folder `check` has opened.
 
-        Raises Refused, as `check`, and where it can't be written.
+        Raises Refused where the settings have no such model, do not suit it, or can't be written.
         """
-        claim = self.check(name, memory_bytes)[replica]
         index = next(self._indices)
         backend = self._backend(name, memory_bytes, index, replica)
         assert backend.refusal_file is not None
@@ -142,10 +151,12 @@ class ModelLaunches:
             raise refusals.unavailable(f"model {name}: its configuration can't be written: {error.strerror}") from None
         process = "backend" if self._repository is None else f"backend {name}"
         process += f" (replica {replica})" if self._replicas > 1 else ""
-        early = ("--early-workers", str(backend.engine.ranks_per_host))
-        command = (sys.executable, "-m", "headrace_backend", *early, "--config-json", str(path))
-        spec = ProcessSpec(process, command)
-        return Launch(spec, backend.listen, claim, backend.refusal_file)
+        workers = ("--early-workers", str(backend.engine.ranks_per_host))
+        command = (sys.executable, "-m", "headrace_backend", *workers, "--config-json", str(path))
+        early, self._early = self._early, None
+        spec = ProcessSpec(process, command, early)
+        # The engine's device is the replica's already.
+        return Launch(spec, backend.listen, _claim(name, backend.engine, 0), backend.refusal_file)
 
     def _backend(self, name: str, memory_bytes: int, index: int, replica: int) -> configs.BackendConfig:
         folder = self._folder(name)
@@ -190,6 +201,10 @@ class ModelLaunches:
         By its path where that is what was typed, else without the server's paths.
         """
         return str(folder) if self._repository is None else name
+
+
+def _claim(name: str, engine: configs.EngineConfig, replica: int) -> Claim:
+    return Claim(name, device_of(engine, replica), int(engine.memory_budget), ranks=engine.num_ranks)
 
 
 def device_of(engine: configs.EngineConfig, replica: int) -> str:

@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 
 from headrace_facts import pulse
+from headrace_supervisor.processes.running_process import RunningProcess
 
 _TICK_S: Final = pulse.BEAT_S
 _PATIENCE_WITH_RUNNING: Final = 3
@@ -81,7 +82,7 @@ class HangWatch:
         self.arguments: tuple[str, ...] = (pulse.FLAG, str(writer))
         self.descriptors: tuple[int, ...] = (writer,)
 
-    async def until_hung(self, process: asyncio.subprocess.Process) -> None:
+    async def until_hung(self, process: RunningProcess) -> None:
         """Returns when the process hangs, after saying so.
 
         One that is not stopped has written its stack by then, and let a last chance to beat pass.
@@ -103,7 +104,7 @@ class HangWatch:
             _log.warning(f"{self._name} goes on and is spared", pid=process.pid)
             silence = Silence(self._timeout_ticks)
 
-    async def _beats_after_all(self, process: asyncio.subprocess.Process) -> bool:
+    async def _beats_after_all(self, process: RunningProcess) -> bool:
         """Has the process write its stack, and listens once more.
 
         faulthandler answers SIGUSR1 without the interpreter.

@@ -1,6 +1,6 @@
 """Becomes another program that the kernel ends when its parent dies.
 
-Run as a file: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
+Run as a file: `python launch.py PARENT_PID PROGRAM ARGUMENT...`, which `tied` makes.
 
 Owns the tie between the supervisor and its processes: after `kill -9` of the supervisor nothing can
 run on. The signal is set before the program is loaded (it outlasts exec), and the parent is looked
@@ -14,8 +14,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def tied(program: Sequence[str]) -> list[str]:
+    """Returns the command line of a program that ends with this process."""
+    return [sys.executable, "-S", "-E", __file__, str(os.getpid()), *program]
 
 
 def main(arguments: list[str]) -> None:

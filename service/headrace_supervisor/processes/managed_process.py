@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import pathlib
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +21,10 @@ from typing import NamedTuple
 import structlog
 
 from headrace_facts.oom_kills import RecentOomKills
+from headrace_supervisor.processes import launch
+from headrace_supervisor.processes.early_process import EarlyProcess
 from headrace_supervisor.processes.hang_watch import HangWatch, listening
+from headrace_supervisor.processes.running_process import BegunProcess, RunningProcess
 
 # A process that lived this long has recovered: its next death starts the backoff anew.
 _STABLE_S = 30.0
@@ -33,16 +34,23 @@ _LOOK_S = 2.0
 # What a process gets after a second SIGTERM.
 _HURRIED_GRACE_S = 1.0
 _REFUSED = 2
-_LAUNCHER = pathlib.Path(__file__).with_name("launch.py")
 
 _log = structlog.get_logger(process="supervisor")
 
 
 class ProcessSpec(NamedTuple):
-    """A process by name: the program and its arguments."""
+    """A process by name: the program and its arguments.
+
+    Attributes:
+        name: for people.
+        command: the program and its arguments.
+        early: a process that waits to be sent these arguments; None: there is none. Only a first
+            life can be its.
+    """
 
     name: str
     command: tuple[str, ...]
+    early: EarlyProcess | None = None
 
 
 class RestartRule(NamedTuple):
@@ -85,7 +93,7 @@ class ManagedProcess:
         self.spec = spec
         self._rule = rule
         self._has_served = has_served
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: RunningProcess | None = None
         self._stopping = asyncio.Event()
         self.deaths = 0
 
@@ -130,15 +138,7 @@ class ManagedProcess:
         """One life of the process, from start to end."""
         oom_kills = RecentOomKills()
         with listening(self.spec.name, self._rule.hang_timeout_s) as watch:
-            launcher = [sys.executable, "-S", "-E", str(_LAUNCHER), str(os.getpid())]
-            self._process = await asyncio.create_subprocess_exec(
-                *launcher,
-                *self.spec.command,
-                *watch.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=watch.descriptors,
-            )
+            self._process = await self._begun(watch)
             if self._stopping.is_set():
                 self._signal(signal.SIGTERM)
             hanging = asyncio.create_task(self._end_when_hung(watch, self._process))
@@ -152,7 +152,21 @@ class ManagedProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         return _Ending(code, _manner(code, "" if was_hung else oom_kills.after_sigkill()))
 
-    async def _end_when_hung(self, watch: HangWatch, process: asyncio.subprocess.Process) -> None:
+    async def _begun(self, watch: HangWatch) -> RunningProcess:
+        """A new process, or the one that was begun for this."""
+        command = [*self.spec.command, *watch.arguments]
+        if self.spec.early is not None:
+            begun = self.spec.early.taken(command, watch.descriptors)
+            if begun is not None:
+                return BegunProcess(begun)
+        return await asyncio.create_subprocess_exec(
+            *launch.tied(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=watch.descriptors,
+        )
+
+    async def _end_when_hung(self, watch: HangWatch, process: RunningProcess) -> None:
         await watch.until_hung(process)
         self._signal(signal.SIGKILL)
 
@@ -179,7 +193,7 @@ class ManagedProcess:
                 self._process.send_signal(number)
 
 
-async def _exit_code(process: asyncio.subprocess.Process, oom_kills: RecentOomKills) -> int:
+async def _exit_code(process: RunningProcess, oom_kills: RecentOomKills) -> int:
     """Waits for the end of a process."""
     while True:
         oom_kills.look()

@@ -13,7 +13,10 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-_PAUSE_S = 0.05
+# The first answer comes before the service has heard that the models are loaded; what takes longer
+# than that is not to be asked all the time.
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.05
 
 
 async def until_serving(address: str) -> None:
@@ -28,8 +31,10 @@ async def until_serving(address: str) -> None:
     ]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
+        pause_s = _FIRST_PAUSE_S
         while not await _serving(stub):
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 async def _serving(stub: health_pb2_grpc.HealthStub) -> bool:
