@@ -56,7 +56,10 @@ class Card(ThreadCollectives):
         self.device = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(("world_size", "vocab_size", "least"), [(2, 128_256, 262), (4, 128_256, 118), (4, 32_000, 467)])
+LEAST = [(2, 128_256, 262), (4, 128_256, 118), (4, 32_000, 467)]
+
+
+@pytest.mark.parametrize(("world_size", "vocab_size", "least"), LEAST)
 def test_few_rows_of_cards_are_not_dealt_out(world_size: int, vocab_size: int, least: int) -> None:
     dealer = RowDealer(Card(world_size), vocab_size)
     paying = [num_rows for num_rows in range(600) if dealer.pays(num_rows)]

@@ -42,8 +42,8 @@ from typing import NamedTuple
 from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.step_time import StepLoad, StepTimeModel
 
-# How long a step with decodes should take at most on a GPU. Simulated at what an H200 takes, poisson15
-# has its ITL p99 at 13.4 ms instead of 14.3 with 14.5, and its TTFT p95 where it was.
+# How long a step with decodes should take at most on a GPU. Simulated with what an H200 takes,
+# poisson15 has its ITL p99 at 13.4 ms instead of 14.3 with 14.5, and its TTFT p95 where it was.
 _GPU_STEP_US = 13_800.0
 # How long any step should take at most on a CPU. A model of hidden size 896 and 24 layers computes,
 # by one thread, 75 tokens a second in chunks of 64 (0.9 s each), 71 in chunks of 256 and 51 in
