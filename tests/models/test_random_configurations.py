@@ -22,6 +22,8 @@ from tests.support.examples import examples
 from headrace_model_folder import ModelFolder
 
 Draw = np.random.Generator
+# How many times as far from fp64 as transformers' fp32 ours may be, where that is far.
+_ROUNDING = 4.0
 Fields = dict[str, Any]
 
 
@@ -317,11 +319,22 @@ def tried(path: pathlib.Path, config: Any, seed: int) -> None:
     theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     randomize_vectors(theirs)
     theirs.save_pretrained(path)
-    compare(theirs, PagedDriver(load(path)), np.random.default_rng(seed))
+    compare(theirs, path, PagedDriver(load(path)), np.random.default_rng(seed))
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max())
+
+
+def exact_logits(path: pathlib.Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of transformers in fp64."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, experts_implementation="eager")
+    logits: torch.Tensor = model.eval()(tokens).logits[0]
+    return logits
 
 
 @torch.inference_mode()
-def compare(theirs: transformers.PreTrainedModel, driver: PagedDriver, draw: Draw) -> None:
+def compare(theirs: transformers.PreTrainedModel, path: pathlib.Path, driver: PagedDriver, draw: Draw) -> None:
     """Compares logits of two prompts in chunks, and greedy tokens behind one."""
     rows = [Row(draw.integers(0, VOCAB_SIZE, length).tolist()) for length in (70, 41)]
     found: list[list[torch.Tensor]] = [[], []]
@@ -330,9 +343,14 @@ def compare(theirs: transformers.PreTrainedModel, driver: PagedDriver, draw: Dra
         for place, logits in zip(active, driver.step([rows[i] for i in active], counts), strict=True):
             found[place].append(logits)
     for row, logits in zip(rows, found, strict=True):
-        expected = theirs(torch.tensor([row.tokens])).logits[0]
-        size = max(float(expected.abs().max()) / 10, 1.0)
-        torch.testing.assert_close(torch.cat(logits), expected, atol=TOLERANCE * size, rtol=0)
+        tokens, ours = torch.tensor([row.tokens]), torch.cat(logits)
+        expected = theirs(tokens).logits[0]
+        limit = TOLERANCE * max(float(expected.abs().max()) / 10, 1.0)
+        if distance(ours, expected) > limit:
+            # Norms of few elements blow rounding up, in theirs too, by how threads share the sums.
+            exact = exact_logits(path, tokens)
+            limit = max(limit, _ROUNDING * distance(expected, exact))
+            assert distance(ours, exact) < limit
     prompt = torch.tensor([rows[1].tokens])
     mask = torch.ones_like(prompt)
     expected = theirs.generate(prompt, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
