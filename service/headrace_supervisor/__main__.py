@@ -13,11 +13,13 @@ import sys
 
 gc.disable()
 
-from headrace_supervisor.processes import early_backend  # noqa: E402  # imported without looking for garbage, as all that follows
+# Imported without looking for garbage, as all that follows.
+from headrace_supervisor.processes import early_backend  # noqa: E402
 
 if __name__ == "__main__":
     early_backend.begin(sys.argv[1:])
 
+# What takes its time, and so behind the backend that begins.
 import click  # noqa: E402
 
 MODULES = {

@@ -105,10 +105,10 @@ def test_a_managed_process_has_its_first_life_in_it_and_the_next_in_a_new_one(
         [begun] = wait_until(waiting)
         os.set_inheritable(writing, True)
         spec = ProcessSpec("program", (*COMMAND, "life", str(writing), "3"), early)
-        # The descriptor is none of the watch's own, which a process that was begun does not get.
+        # A process that was begun is sent the watch's descriptors alone, so the test adds its own.
         taken = early.taken
         early.taken = lambda command, descriptors: taken(command, [*descriptors, writing])  # type: ignore[method-assign]
-        process = ManagedProcess(spec._replace(early=early), RestartRule(0.01, 1, 10.0), lambda: False)
+        process = ManagedProcess(spec, RestartRule(0.01, 1, 10.0), lambda: False)
         with pytest.raises(Exception, match=r"program ended 1 times .*exit code 3"):
             await process.start()
         return begun.pid, process.deaths
