@@ -126,6 +126,7 @@ def captured(draw: Callable[[], Any], device: torch.device) -> Callable[[], Any]
     if device.type == "cpu":
         return draw
     graphs = StepGraphs(device)
+    graphs.prepare(draw)
     graphs.capture("draw", draw)
     return functools.partial(graphs.replay, "draw")
 

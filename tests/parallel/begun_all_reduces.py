@@ -72,6 +72,7 @@ def wrong_numbers(collectives: Collectives, shape: tuple[int, int]) -> int:
         count_wrong(collectives, shape, wrong)
         return int(wrong)
     graphs = StepGraphs(collectives.device)
+    graphs.prepare(functools.partial(count_wrong, collectives, shape, wrong))
     graphs.capture("rounds", functools.partial(count_wrong, collectives, shape, wrong))
     for _ in range(_REPLAYS):
         graphs.replay("rounds")

@@ -42,10 +42,10 @@ WARP_PROGRAMS = 1056
 TRANSPOSED_ROWS = 8
 # Query tokens of kernels whose partial results are so large that they are merged a few at a time.
 _MERGED_SLOWLY = 8
-# Programs that an entry's query tokens are dealt out to, at most, and query rows of each
-# (`query_part`).
+# Query rows of the smallest tile, and so of each of the programs that an entry's query tokens are
+# dealt out to (`query_part`), which are at most as many as the second says.
+_TILE_ROWS = 16
 MOST_PARTS = 4
-_PART_ROWS = 16
 # Tokens of a step up to which they are: then programs are few, and the cache's bytes that several
 # of them read are not what takes the time.
 MOST_TOKENS_IN_PARTS = 64
@@ -85,6 +85,14 @@ def drafted_query_len(tokens_per_row: int, group: int) -> int:
     )
 
 
+def filling_query_len(group: int) -> int:
+    """The largest size of decode kernel whose query rows all lie in the smallest tile.
+
+    Smaller ones would compute as much. `group` is as for `drafted_query_len`.
+    """
+    return max(size for size in QUERY_LEN_CLASSES if size == 1 or size * group <= _TILE_ROWS)
+
+
 def query_part(query_len: int, group: int, num_tokens: int, is_quantized: bool) -> int:
     """Query tokens of an entry that a program of the decode kernel takes.
 
@@ -101,7 +109,7 @@ def query_part(query_len: int, group: int, num_tokens: int, is_quantized: bool) 
     """
     if query_len == 1 or num_tokens > MOST_TOKENS_IN_PARTS or is_quantized:
         return query_len
-    return min(query_len, max(_PART_ROWS // group, -(-query_len // MOST_PARTS), 1))
+    return min(query_len, max(_TILE_ROWS // group, -(-query_len // MOST_PARTS), 1))
 
 
 @dataclasses.dataclass(slots=True, frozen=True)

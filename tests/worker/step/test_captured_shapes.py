@@ -5,6 +5,8 @@ Those that no larger one makes useless, by times of their own device.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -30,6 +32,7 @@ from headrace_backend.worker.step.shape import (
     smallest_holding,
     undominated,
 )
+from headrace_kernels.attention.plan import QUERY_LEN_CLASSES
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
@@ -104,13 +107,17 @@ class FakeGraphs:
     def __init__(self) -> None:
         self.keys: list[tuple[Any, StepShape]] = []
         self.replayed: list[StepShape] = []
-        self.num_captured = 0
+        self.num_prepared = self.num_captured = 0
         self.clock = FakeClock()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self.keys
 
+    def prepare(self, run: Callable[[], Any]) -> None:
+        self.num_prepared += 1
+
     def capture(self, key: tuple[Any, StepShape], run: Callable[[], Any]) -> None:
+        assert self.num_prepared > self.num_captured, "a piece that was not prepared"
         self.keys.append(key)
         self.num_captured += 1
 
@@ -149,6 +156,9 @@ class OneProduct:
             torch.nn.functional.linear(hidden, self.weight)
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
+    def representative_layers(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.nn.functional.linear(hidden, self.weight[: self.vocab_size]))
 
@@ -185,16 +195,43 @@ def drafting_sizes() -> AttentionSizes:
     return AttentionSizes.of(8, torch.empty(64, 2, 2, BLOCK_SIZE, 16, dtype=torch.bfloat16), tokens_per_row=9)
 
 
-@pytest.mark.parametrize(("num_drafts", "query_len"), [(1, 8), (4, 8), (7, 8), (8, 16)])
-def test_few_drafts_take_the_kernel_of_few_query_tokens(num_drafts: int, query_len: int) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "num_drafts", "query_len"),
+    # Up to 64 tokens, rows are dealt out in parts of four.
+    [(3, 1, 8), (3, 4, 8), (3, 7, 8), (3, 8, 16), (16, 3, 8), (33, 1, 4), (17, 3, 4), (17, 4, 8), (17, 8, 16)],
+)
+def test_few_drafts_take_the_kernel_of_few_query_tokens(num_rows: int, num_drafts: int, query_len: int) -> None:
     sizes, pool = drafting_sizes(), BlockPool(64, BLOCK_SIZE)
-    prompt = make_step([Chunk(0, 1)] * 3, pool, SamplingKind.GREEDY)
+    prompt = make_step([Chunk(0, 1)] * num_rows, pool, SamplingKind.GREEDY)
     needed = StepShape.of(widened(drafted_step(prompt, num_drafts))[0], sizes)
-    assert (needed.query_len, needed.num_tokens, needed.is_drafted) == (query_len, 3 * (1 + num_drafts), True)
+    num_tokens = num_rows * (1 + num_drafts)
+    assert (needed.query_len, needed.num_tokens, needed.is_drafted) == (query_len, num_tokens, True)
     held = smallest_holding(captured_shapes(BATCHES, MIXED, 512, sizes), needed)
     assert held is not None and held.query_len == query_len and held.is_drafted
     # Without drafts the kernel stays that of one token.
     assert StepShape.of(prompt, sizes).query_len == 1
+
+
+@given(
+    st.sampled_from([(32, 8), (64, 8), (8, 8), (28, 4), (48, 8)]),
+    st.sampled_from([3, 5, 9]),
+    st.booleans(),
+    st.lists(st.integers(1, 9), min_size=1, max_size=56),
+)
+def test_every_step_with_drafts_has_a_graph_of_the_smallest_kernel_that_takes_it(
+    heads: tuple[int, int], tokens_per_row: int, is_quantized: bool, tokens: list[int]
+) -> None:
+    sizes = AttentionSizes(*heads, tile_tokens=32, tokens_per_row=tokens_per_row, is_quantized=is_quantized)
+    counts = [min(count, tokens_per_row) for count in tokens]
+    if max(counts) == 1 or sum(counts) < 2:
+        return
+    query_len = sizes.query_len_of(max(counts), sum(counts))
+    assert query_len in QUERY_LEN_CLASSES and query_len >= max(counts)
+    needed = dataclasses.replace(
+        StepShape.drafted(sum(counts), 512, sizes, query_len), num_entries=len(counts), num_samples=sum(counts)
+    )
+    held = smallest_holding(captured_shapes(BATCHES, MIXED, 512, sizes), needed)
+    assert held is not None and held.query_len == query_len and held.is_drafted
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")

@@ -257,8 +257,9 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
         drafted = [
             total for total in drafted_totals(batches, sizes.tokens_per_row) if total <= sizes.max_num_batched_tokens
         ]
-        # One for all drafts, and beyond the decode kernel's usual queries one for half of them.
-        captured += tuple(drafted) * (2 if sizes.tokens_per_row > MAX_DECODE_QUERY_LEN else 1)
+        # One for all drafts, and beyond the decode kernel's usual queries one for half of them and
+        # one for a few.
+        captured += tuple(drafted) * (3 if sizes.tokens_per_row > MAX_DECODE_QUERY_LEN else 1)
     return max(captured) * bytes_per_token + len(captured) * _SHAPE_BYTES
 
 

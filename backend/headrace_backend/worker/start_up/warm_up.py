@@ -32,7 +32,7 @@ from headrace_backend.worker.start_up.synthetic_steps import (
 from headrace_backend.worker.step.kv_caches import clear_blocks
 from headrace_backend.worker.step.row_states import block_caches
 from headrace_backend.worker.step.runner import Runner, run_steps
-from headrace_kernels.attention.plan import MOST_TOKENS_IN_PARTS
+from headrace_kernels.attention.plan import MOST_TOKENS_IN_PARTS, QUERY_LEN_CLASSES
 from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.triton_runtime import compilation_count, uses_triton
 
@@ -98,9 +98,15 @@ def short_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
     yield from drafted_steps(sizes, pool, 1, SamplingKind.EVERYTHING)
 
 
-def drafted_steps(sizes: WorkerSizes, pool: BlockPool, rows: int, sampling: SamplingKind) -> Iterator[StepPlan]:
-    """Rows of a short prompt with as many drafts behind it as there may be; none without drafts."""
+def drafted_steps(
+    sizes: WorkerSizes, pool: BlockPool, rows: int, sampling: SamplingKind, most: int | None = None
+) -> Iterator[StepPlan]:
+    """Rows of a short prompt with as many drafts behind it as there may be; none without drafts.
+
+    They are `most` at most, unless that is None.
+    """
     num_drafts = min(sizes.num_drafts, sizes.max_num_batched_tokens // rows - 1)
+    num_drafts = num_drafts if most is None else min(num_drafts, most)
     if num_drafts < 1 or sizes.max_model_len < 2 + num_drafts:
         return
     prompt = make_step([Chunk(0, 1)] * rows, pool, sampling)
@@ -160,10 +166,13 @@ def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
         for sampling in SamplingKind:
             yield from _taken([Chunk(0, 1)] * rows, pool, sampling)
             yield from drafted_steps(sizes, pool, rows, sampling)
-    # Attention deals a row's query tokens out to several programs where a step has few.
-    rows = MOST_TOKENS_IN_PARTS // (1 + sizes.num_drafts) + 1
-    if sizes.num_drafts and 1 < rows < most_rows:
-        yield from drafted_steps(sizes, pool, rows, SamplingKind.GREEDY)
+    # Attention has kernels for some numbers of a row's query tokens, which it deals out to several
+    # programs where a step has few.
+    for query_len in QUERY_LEN_CLASSES:
+        num_drafts = min(query_len - 1, sizes.num_drafts)
+        for rows in (1, MOST_TOKENS_IN_PARTS // (1 + num_drafts) + 1):
+            if rows < most_rows:
+                yield from drafted_steps(sizes, pool, rows, SamplingKind.GREEDY, num_drafts)
     if pool.num_blocks > 1:
         yield copying_step()
 

@@ -259,6 +259,7 @@ class GpuDraftModel:
             progress("draft graphs", done, total, "batch sizes")
             self._passes.upload_padding(num_rows)
             for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
+                self._graphs.prepare(functools.partial(run, num_rows))
                 self._graphs.capture((name, num_rows), functools.partial(run, num_rows))
         progress("draft graphs", total, total, "batch sizes")
 

@@ -310,10 +310,15 @@ class GpuRunner:
         """
         if self._graphs is None:
             return
-        for done, shape in enumerate(reversed(self._shapes)):
-            progress("graphs", done, len(self._shapes), "shapes")
-            self._buffers.upload_padding(shape, self._rows.scratch_row)
-            self._gathers = ()
+        shapes, self._gathers = self._shapes[::-1], ()
+        # Layers of one kind launch the same kernels, so that a few of them load all.
+        with self._model.representative_layers():
+            for shape in shapes:
+                self._buffers.upload_padding(shape, self._rows.scratch_row)
+                for piece in self._pieces(shape):
+                    self._graphs.prepare(functools.partial(self._run, piece, shape))
+        for done, shape in enumerate(shapes):
+            progress("graphs", done, len(shapes), "shapes")
             for piece in self._pieces(shape):
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
             if self.speculation is not None and self._inputs is not None:

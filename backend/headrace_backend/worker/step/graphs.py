@@ -90,20 +90,28 @@ class StepGraphs:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
 
-    def capture(self, key: Hashable, run: Callable[[], Any]) -> None:
-        """Captures what `run` launches.
+    def prepare(self, run: Callable[[], Any]) -> None:
+        """Runs what is captured later, or all that is in it once, where it will be captured.
 
-        Runs it once before, so that kernels are compiled and libraries have their workspaces.
-
-        Args:
-            key: Name of the piece.
-            run: Launches work on tensors that stay where they are; must not wait for the device.
+        Kernels are loaded then, and libraries have their workspaces, neither of which can be
+        captured. `run` is as for `capture`.
         """
-        assert key not in self._graphs
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             run()
             self._stream.synchronize()
+
+    def capture(self, key: Hashable, run: Callable[[], Any]) -> None:
+        """Captures what `run` launches, none of which runs.
+
+        Args:
+            key: Name of the piece.
+            run: Launches work on tensors that stay where they are; must not wait for the device.
+                It has been prepared.
+        """
+        assert key not in self._graphs
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             graph = torch.cuda.CUDAGraph()
             # A collection in the middle would free tensors of graphs, which is no operation that
             # can be captured.

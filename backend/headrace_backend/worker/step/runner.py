@@ -6,6 +6,7 @@ it; and how plans that answer no request are run, one after the other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -46,6 +47,9 @@ class CausalModel(Protocol):
         stage the residual stream [num_tokens, hidden_size]. Before the last stage the stream of all
         tokens is computed.
         """
+
+    def representative_layers(self) -> contextlib.AbstractContextManager[None]:
+        """Has steps take some layers alone while entered, which launch every kernel that all do."""
 
     def first_piece(self, num_tokens: int, is_captured: bool) -> int | None:
         """Tokens of the first of two pieces in which it takes a step; None: whole."""

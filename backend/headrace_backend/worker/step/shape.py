@@ -23,6 +23,7 @@ from headrace_kernels.attention.plan import (
     decode_programs,
     decode_sizes,
     drafted_query_len,
+    filling_query_len,
     gathered_tokens,
     gathering_pays,
     max_prefill_tiles,
@@ -80,21 +81,29 @@ class AttentionSizes:
         """
         return drafted_query_len(self.tokens_per_row, self.num_heads // self.num_kv_heads)
 
-    @property
-    def drafted_query_lens(self) -> tuple[int, ...]:
-        """Query tokens of the decode kernels for steps with drafts, ascending.
+    def drafted_query_lens(self, num_tokens: int) -> tuple[int, ...]:
+        """Query tokens of the decode kernels for steps with drafts of so many tokens, ascending.
 
-        A kernel for twice as many computes twice as much per key, so steps in which no row has more
-        than half of its drafts have one of their own.
+        A kernel for twice as many computes twice as much per key. So steps in which no row has more
+        than half of its drafts have one of their own, and so have those in which no row has more
+        tokens than fill a tile, unless longer rows are dealt out in such parts anyway.
         """
         longest = self.drafted_query_len
-        return (longest // 2, longest) if longest > MAX_DECODE_QUERY_LEN else (longest,)
+        if longest <= MAX_DECODE_QUERY_LEN:
+            return (longest,)
+        half, few = longest // 2, filling_query_len(self.num_heads // self.num_kv_heads)
+        is_whole = self.part_len(half, num_tokens) == half
+        return (few, half, longest) if is_whole and 1 < few < half else (half, longest)
 
-    def query_len_of(self, longest: int) -> int:
-        """Query tokens that the decode kernel takes for rows of at most `longest` tokens each."""
+    def query_len_of(self, longest: int, num_tokens: int) -> int:
+        """Query tokens that the decode kernel takes for rows of at most `longest` tokens each.
+
+        The step has `num_tokens` in all.
+        """
         if longest == 1:
             return 1
-        return next((size for size in self.drafted_query_lens if size >= longest), self.drafted_query_len)
+        sizes = self.drafted_query_lens(num_tokens)
+        return next((size for size in sizes if size >= longest), self.drafted_query_len)
 
     @classmethod
     def of(
@@ -173,7 +182,7 @@ class StepShape:
         """The sizes that a plan needs; `gather_capacity`: context tokens that may be gathered."""
         entries = Entries.of(plan.forward)
         most_drafts = int(num_drafts(plan.forward).max(initial=0)) if sizes.tokens_per_row > 1 else 0
-        query_len = sizes.query_len_of(1 + most_drafts)
+        query_len = sizes.query_len_of(1 + most_drafts, entries.num_tokens)
         needed = cls._of_entries(entries, plan.wanted_indices.size, query_len, sizes)
         is_chunk = entries.counts > query_len
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
@@ -299,10 +308,10 @@ def captured_shapes(
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
     # Entries with more tokens than the decode kernel takes are in steps like those with prompts.
     if 1 < sizes.tokens_per_row <= sizes.drafted_query_len:
-        totals = drafted_totals(batch_sizes, sizes.tokens_per_row)
-        for query_len in sizes.drafted_query_lens:
-            most = _MOST_DRAFTED_TOKENS if query_len <= MAX_DECODE_QUERY_LEN else _MOST_LONGEST_TOKENS
-            decode += [StepShape.drafted(total, max_num_seqs, sizes, query_len) for total in totals if total <= most]
+        for total in drafted_totals(batch_sizes, sizes.tokens_per_row):
+            for query_len in sizes.drafted_query_lens(total):
+                if query_len <= MAX_DECODE_QUERY_LEN or total <= _MOST_LONGEST_TOKENS:
+                    decode.append(StepShape.drafted(total, max_num_seqs, sizes, query_len))
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
