@@ -305,6 +305,10 @@ _EARLY_PRODUCTS = (
     _Product(8192, 28_672, add=True),
 )
 
+# Normed ones for 8 rows, with a bias: of an 8B Llama both, and one of few outputs, whose inputs are
+# in slices.
+_NORMED_STREAMS = (_PRODUCTS[0], _PRODUCTS[2], _Product(1024, 2560, normed=True))
+
 
 def launch_product(num_rows: int, product: _Product, early: bool = False) -> None:
     """With the tile that the rule chooses."""
@@ -318,14 +322,16 @@ def launch_product(num_rows: int, product: _Product, early: bool = False) -> Non
     dense_small_batch_kernels.multiply(x, weight, None, out, tile, **fused, early=early)
 
 
-def launch_streams(num_rows: int, product: _Product) -> None:
+def launch_streams(num_rows: int, product: _Product, has_bias: bool = False) -> None:
     """With the tile that the rule chooses for sm_90."""
     weight = torch.empty(product.num_outputs * (1 + product.gated), product.num_inputs, dtype=torch.bfloat16)
     tile = dense_small_batch.stream_rule(num_rows, weight, product.gated)
     assert tile is not None, "weights of an 8B Llama are streamed"
     x = torch.empty(num_rows, product.num_inputs, dtype=torch.bfloat16)
+    bias = torch.empty(len(weight), dtype=torch.bfloat16) if has_bias else None
     out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
-    dense_small_batch_sm90.multiply_streams(x, weight, None, out, tile, product.gated, product.add)
+    norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
+    dense_small_batch_sm90.multiply_streams(x, weight, bias, out, tile, norm, product.gated, product.add)
 
 
 def launch_gated(num_outputs: int, activation: swiglu.Activation) -> None:
@@ -348,8 +354,11 @@ def compile_small_linear(arch: int) -> list[Any]:
             launch_product(num_rows, product)
         if arch == 90:
             stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
+            stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
             for product in _PRODUCTS[:-1]:
                 launch_streams(12, product)
+            for product in _NORMED_STREAMS:
+                launch_streams(8, product, has_bias=True)
             for product in _EARLY_PRODUCTS:
                 launch_product(1, product, early=True)
             # Three pieces, two, one.

@@ -319,6 +319,7 @@ def language(program_id: Callable[[int], Value], num_warps: int) -> types.Simple
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
         exp2=torch.exp2,
+        rsqrt=torch.rsqrt,
         load=_load,
         store=_store,
     )

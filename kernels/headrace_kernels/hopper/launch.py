@@ -43,6 +43,17 @@ def tile_descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor
     return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
 
 
+def row_descriptor(vector: Tensor, columns: int) -> TensorDescriptor:
+    """Descriptor by which the copy engine reads parts of a vector, as matrices of one row.
+
+    Args:
+        vector: [num_columns], contiguous, at a multiple of 16 bytes.
+        columns: Numbers of a part, in multiples of 16 bytes.
+    """
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=vector.element_size() * 8, rank=2)
+    return TensorDescriptor.from_tensor(vector[None], [1, columns], layout)
+
+
 def programs_at_a_time(num_warps: int, registers: int, slot_bytes: int) -> int:
     """Programs that a multiprocessor of sm_90 holds, at least 1.
 

@@ -155,8 +155,10 @@ def _multiply(
         tile = launch_rule(x.shape[0], out.shape[1], x.shape[1], gated, early)
         multiply(x, weight, bias, out, tile, norm, gated, add, early)
     else:
-        normed = x if norm is None else rms_norm(x, *norm)
-        multiply_streams(normed, weight, bias, out, streams, gated, add, is_parameter)
+        if norm is not None and x.dtype != torch.bfloat16:
+            # The kernel norms bf16 alone.
+            x, norm = rms_norm(x, *norm), None
+        multiply_streams(x, weight, bias, out, streams, norm, gated, add, is_parameter)
 
 
 def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,6 +16,14 @@ A step is 64 SUBS inputs of each slice, which the copy engine brings to shared m
 steps ahead, outputs and rows beyond the end as zeros. Sums are fp32 in an order that depends on the
 tile alone.
 
+**The norm.** A program reads all inputs of its rows anyway, so it can norm them without a launch
+before it: with the norm's weight g, y = (W (g x)) / rms(x). The copy engine brings g with the
+weight. While the tensor cores multiply a step, the warps multiply the next step's x by g where it
+lies in shared memory, and add up the squares of x; the sums of each row are divided by its rms in
+the end. Warps do not load x from global memory themselves: such loads would have to be several
+steps ahead, each in registers of its own, to be in time. As g x is rounded before anything divides
+it, it may leave fp16's range, so fp16 has a norm of its own before the product.
+
 **Launched early.** A program starts while the kernel before it still runs (programmatic dependent
 launch), has its first steps of the weight copied, and only then waits for what that kernel writes:
 x, and the residual stream. Kernels that start early follow each other so closely that a weight may
@@ -36,10 +44,16 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from headrace_kernels import card
-from headrace_kernels.hopper.launch import aligned, tile_descriptor
+from headrace_kernels.hopper.launch import aligned, row_descriptor, tile_descriptor
 from headrace_kernels.hopper.ring import (
     advance,
     grid_before_is_done,
@@ -72,9 +86,15 @@ class StreamTile(NamedTuple):
         """Outputs of a program (with SwiGLU as many again, for the gate)."""
         return _WIDTH // self.slices
 
-    def shared_bytes(self, num_rows: int, gated: bool) -> int:
-        """Shared memory of a program, without barriers."""
-        return self.slots * _step_bytes(self, num_rows, gated)
+    def shared_bytes(self, num_rows: int, gated: bool, norm_itemsize: int = 0) -> int:
+        """Shared memory of a program, without barriers.
+
+        Args:
+            num_rows: Rows of x.
+            gated: SwiGLU of the two halves of a weight.
+            norm_itemsize: Bytes of a number of the norm's weight; 0: there is no norm.
+        """
+        return self.slots * _step_bytes(self, num_rows, gated, norm_itemsize)
 
 
 def _rows_of(num_rows: int) -> int:
@@ -82,9 +102,11 @@ def _rows_of(num_rows: int) -> int:
     return 8 if num_rows <= 8 else MAX_WARPGROUP_ROWS
 
 
-def _step_bytes(tile: StreamTile, num_rows: int, gated: bool) -> int:
+def _step_bytes(tile: StreamTile, num_rows: int, gated: bool, norm_itemsize: int) -> int:
+    """Bytes that the copy engine brings for a step: of the weight, x, and the norm's weight."""
     sides = 2 if gated else 1
-    return tile.subs * _WIDTH * 2 * (sides * _WIDTH + tile.slices * _rows_of(num_rows))
+    numbers = sides * _WIDTH + tile.slices * _rows_of(num_rows)
+    return tile.subs * _WIDTH * (2 * numbers + tile.slices * norm_itemsize)
 
 
 @gluon.jit
@@ -116,6 +138,48 @@ def _copy_x(
 
 
 @gluon.jit
+def _copy_norm(norm_desc, arrived, norm_smem, slot, k, SHARE: gl.constexpr, SLICES: gl.constexpr):
+    """A step's numbers of the norm's weight, a slice at a time."""
+    for part in gl.static_range(SLICES):
+        place = norm_smem.index(slot * SLICES + part)
+        tma.async_copy_global_to_shared(norm_desc, [0, k + part * SHARE], arrived.index(slot), place)
+
+
+@gluon.jit
+def _scale_x(
+    x_smem, norm_smem, slot, squares,
+    SLICES: gl.constexpr, SUBS: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Multiplies a step's x by the norm's weight where it lies, and adds up the squares of x.
+
+    The step's bytes have come, and no product reads its slot before the next fence and barrier.
+    """
+    scaled = ()
+    for sub in gl.static_range(SUBS):
+        for part in gl.static_range(SLICES):
+            x = x_smem.index((slot * SUBS + sub) * SLICES + part).load(LAYOUT).to(gl.float32)
+            g = norm_smem.index(slot * SLICES + part).slice(sub * 64, 64, 1).load(LAYOUT).to(gl.float32)
+            squares += x * x
+            scaled = scaled + ((x * g).to(DTYPE),)
+    # All loads come before the first store, because the compiler puts a barrier between them.
+    for part in gl.static_range(SUBS * SLICES):
+        x_smem.index(slot * (SUBS * SLICES) + part).store(scaled[part])
+    return squares
+
+
+@gluon.jit
+def _begin_products(lefts, rights, slot, y, up, SUBS: gl.constexpr, SIDES: gl.constexpr):
+    """Begins a step's products, which are added to y and, of two sides, to up."""
+    for sub in gl.static_range(SUBS):
+        part = slot * SUBS + sub
+        x = rights.index(part).permute((1, 0))
+        y = warpgroup_mma(lefts.index(part * SIDES), x, y, is_async=True)
+        if SIDES == 2:
+            up = warpgroup_mma(lefts.index(part * SIDES + 1), x, up, is_async=True)
+    return y, up
+
+
+@gluon.jit
 def _diagonal(sums, MMA: gl.constexpr, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
     """Adds up the blocks on the diagonal: [BLOCK_N, ROWS] of [SLICES BLOCK_N, SLICES ROWS]."""
     if SLICES > 1:
@@ -132,20 +196,29 @@ def _diagonal(sums, MMA: gl.constexpr, SLICES: gl.constexpr, BLOCK_N: gl.constex
 
 @gluon.jit(do_not_specialize=["M"])
 def _stream_kernel(
-    weight_desc, x_desc, bias_ptr, out_ptr, M,
+    weight_desc, x_desc, norm_desc, bias_ptr, out_ptr, M, eps,
     N: gl.constexpr, K: gl.constexpr, SLICES: gl.constexpr, SUBS: gl.constexpr, SLOTS: gl.constexpr,
     ROWS: gl.constexpr, STEP_BYTES: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for 64 / SLICES outputs and ROWS rows, with bias, SwiGLU or residual stream."""
+    """Y^T = W X^T for 64 / SLICES outputs and ROWS rows, with bias, SwiGLU or residual stream.
+
+    With a norm's weight g, x is x g / rms(x).
+    """
     DTYPE: gl.constexpr = weight_desc.dtype
     BLOCK_N: gl.constexpr = 64 // SLICES
     SIDES: gl.constexpr = 2 if GATED else 1
+    NORMED: gl.constexpr = norm_desc is not None
     SHARE: gl.constexpr = K // SLICES
     STEPS: gl.constexpr = SHARE // (64 * SUBS)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, SLICES * ROWS, 16])
     first_n = gl.program_id(0) * BLOCK_N
     weight_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SIDES * SLICES, BLOCK_N, 64], weight_desc.layout)
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SLICES, ROWS, 64], x_desc.layout)
+    if NORMED:
+        norm_smem = gl.allocate_shared_memory(norm_desc.dtype, [SLOTS * SLICES, 1, 64 * SUBS], norm_desc.layout)
+        # Of a row, a thread has 16 bytes where there are 16 rows, and 8 where there are 8.
+        X: gl.constexpr = gl.BlockedLayout([1, ROWS // 2], [ROWS // 4, 128 // ROWS], [gl.num_warps(), 1], [1, 0])
+        squares = gl.zeros([ROWS, 64], gl.float32, layout=X)
     arrived = new_barriers(SLOTS)
     publish_barriers()
     for place in gl.static_range(SLOTS - 1):
@@ -154,6 +227,8 @@ def _stream_kernel(
                 weight_desc, arrived, weight_smem, place, first_n, place * 64 * SUBS,
                 N, SHARE, SLICES, SUBS, SIDES, STEP_BYTES,
             )  # fmt: skip
+            if NORMED:
+                _copy_norm(norm_desc, arrived, norm_smem, place, place * 64 * SUBS, SHARE, SLICES)
     grid_behind_may_start()
     grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
@@ -166,9 +241,19 @@ def _stream_kernel(
     up = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
     slot = 0
     phase = 0
-    for step in range(0, STEPS):
+    if NORMED:
         mbarrier.wait(arrived.index(slot), phase)
-        # All warps are through with the slot before this one.
+        squares = _scale_x(x_smem, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
+    # With a norm, a step's x is scaled while the step before is multiplied. So the last step has
+    # nothing to scale, and follows the loop: the assembler crashes on a branch, or a fence, while
+    # products are under way.
+    for step in range(0, STEPS - 1 if NORMED else STEPS):
+        if not NORMED:
+            mbarrier.wait(arrived.index(slot), phase)
+        else:
+            # The tensor cores read shared memory past the order in which threads write it.
+            fence_async_shared()
+        # All warps are through with the slot before this one, and have scaled their part of x.
         gl.thread_barrier()
         free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
@@ -178,25 +263,37 @@ def _stream_kernel(
                 N, SHARE, SLICES, SUBS, SIDES, STEP_BYTES,
             )  # fmt: skip
             _copy_x(x_desc, arrived, x_smem, free_slot, ahead * 64 * SUBS, SHARE, SLICES, SUBS)
-        for sub in gl.static_range(SUBS):
-            part = slot * SUBS + sub
-            x = rights.index(part).permute((1, 0))
-            y = warpgroup_mma(lefts.index(part * SIDES), x, y, is_async=True)
-            if GATED:
-                up = warpgroup_mma(lefts.index(part * SIDES + 1), x, up, is_async=True)
+            if NORMED:
+                _copy_norm(norm_desc, arrived, norm_smem, free_slot, ahead * 64 * SUBS, SHARE, SLICES)
+        y, up = _begin_products(lefts, rights, slot, y, up, SUBS, SIDES)
+        slot, phase = advance(slot, phase, SLOTS)
+        if NORMED:
+            mbarrier.wait(arrived.index(slot), phase)
+            squares = _scale_x(x_smem, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
-        slot, phase = advance(slot, phase, SLOTS)
+    if NORMED:
+        fence_async_shared()
+        gl.thread_barrier()
+        y, up = _begin_products(lefts, rights, slot, y, up, SUBS, SIDES)
+        y = warpgroup_mma_wait(0, deps=[y])
+        if GATED:
+            up = warpgroup_mma_wait(0, deps=[up])
     # Four outputs of a row in a thread.
     STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
     y = gl.convert_layout(_diagonal(y, MMA, SLICES, BLOCK_N, ROWS), STORE)
     n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, STORE)), 1)
     m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, STORE)), 0)
+    if NORMED:
+        factors = gl.convert_layout(gl.rsqrt(gl.sum(squares, 1) / K + eps), gl.SliceLayout(0, STORE))
+        y *= gl.expand_dims(factors, 0)
     if bias_ptr is not None:
         y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
     if GATED:
         up = gl.convert_layout(_diagonal(up, MMA, SLICES, BLOCK_N, ROWS), STORE)
+        if NORMED:
+            up *= gl.expand_dims(factors, 0)
         if bias_ptr is not None:
             up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
         y = y / (1.0 + gl.exp(-y)) * up
@@ -229,6 +326,7 @@ def multiply_streams(
     bias: Tensor | None,
     out: Tensor,
     tile: StreamTile,
+    norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
     add: bool = False,
     is_parameter: bool = True,
@@ -241,6 +339,8 @@ def multiply_streams(
         bias: One per row of weight.
         out: [num_rows, N], written, or with `add` added to.
         tile: The sizes.
+        norm: Weight and epsilon of an RMS norm of x, in bf16 alone: products of x and the norm's
+            weight may leave fp16's range.
         gated: SwiGLU of the two halves.
         add: The result is added to `out`.
         is_parameter: No kernel writes the weight. Otherwise the kernel waits for all before it.
@@ -248,11 +348,15 @@ def multiply_streams(
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert 1 <= num_rows <= MAX_WARPGROUP_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
     assert num_inputs % (tile.slices * tile.subs * _WIDTH) == 0 and tile.slots >= 2 and out.is_contiguous()
+    assert norm is None or (x.dtype == torch.bfloat16 and norm[0].shape == (num_inputs,))
     rows = _rows_of(num_rows)
+    norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        tile_descriptor(weight, tile.block_n, _WIDTH), tile_descriptor(aligned(x), rows, _WIDTH), bias, out, num_rows,
+        tile_descriptor(weight, tile.block_n, _WIDTH), tile_descriptor(aligned(x), rows, _WIDTH),
+        None if norm_weight is None else row_descriptor(norm_weight, tile.subs * _WIDTH), bias, out, num_rows, eps,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,
-        STEP_BYTES=_step_bytes(tile, num_rows, gated), GATED=gated, ADD=add,
+        STEP_BYTES=_step_bytes(tile, num_rows, gated, 0 if norm_weight is None else norm_weight.itemsize),
+        GATED=gated, ADD=add,
         num_warps=_NUM_WARPS, maxnreg=None, launch_pdl=is_parameter,
     )  # fmt: skip
 

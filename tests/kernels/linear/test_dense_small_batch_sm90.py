@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.linear.test_dense_small_batch import Product
+from tests.kernels.linear.test_dense_small_batch import EPS, Product, close
 from tests.support.gluon_emulation import emulating
-from tests.support.kernel_case import ROUNDING
+from tests.support.kernel_case import ROUNDING, Numbers
 
 from headrace_kernels import card
 from headrace_kernels.linear import dense_small_batch
@@ -33,21 +33,33 @@ CASES = (
 )
 
 
-def run(product: Product, tile: StreamTile, bias: bool, add: bool) -> torch.Tensor:
+def run(product: Product, tile: StreamTile, bias: bool, add: bool, normed: bool = False) -> torch.Tensor:
     out = product.residual.clone() if add else torch.full_like(product.residual, float("nan"))
-    multiply_streams(product.x, product.weight, product.bias if bias else None, out, tile, product.gated, add)
+    norm = (product.norm_weight, EPS) if normed else None
+    multiply_streams(product.x, product.weight, product.bias if bias else None, out, tile, norm, product.gated, add)
     return out
 
 
 def emulated(
-    product: Product, tile: StreamTile, bias: bool, add: bool, eager: bool = False, careless: str | None = None
+    product: Product,
+    tile: StreamTile,
+    bias: bool,
+    add: bool,
+    eager: bool = False,
+    careless: str | None = None,
+    normed: bool = False,
 ) -> torch.Tensor:
     def launch_control(source: str, operands: list[torch.Tensor], kind: object) -> torch.Tensor:
         assert source.startswith("griddepcontrol") and not operands
         return torch.zeros(1)
 
     with emulating(streams, "_stream_kernel", launch_control, eager, careless):
-        return run(product, tile, bias, add)
+        return run(product, tile, bias, add, normed)
+
+
+def check_normed(product: Product, found: torch.Tensor, bias: bool) -> None:
+    """Products of x and the norm's weight are rounded on the way, once of the twice of `spread`."""
+    close(found, product.expected(True, bias, False), 1.01 * ROUNDING[found.dtype], product.spread(bias))
 
 
 def check(product: Product, found: torch.Tensor, bias: bool, add: bool) -> None:
@@ -70,6 +82,36 @@ def test_what_the_kernel_says_agrees_with_fp64(
     check(product, emulated(product, tile, False, True, eager), False, True)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
+def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: StreamTile, eager: bool, gated: bool
+) -> None:
+    product = Product(rows, outputs, inputs, torch.bfloat16, "cpu", gated)
+    check_normed(product, emulated(product, tile, True, False, eager, normed=True), True)
+    product.norm_weight = product.norm_weight.float()
+    check_normed(product, emulated(product, tile, False, False, eager, normed=True), False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_norms_bf16_and_a_kernel_before_it_fp16(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    norms: list[object] = []
+
+    def norm_before(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        norms.append("before")
+        return x
+
+    monkeypatch.setattr(dense_small_batch, "uses_triton", lambda weight: True)
+    monkeypatch.setattr(dense_small_batch, "stream_rule", lambda *product: StreamTile(2, 1, 3))
+    monkeypatch.setattr(dense_small_batch, "rms_norm", norm_before)
+    monkeypatch.setattr(dense_small_batch, "multiply_streams", lambda *given: norms.append(given[5]))
+    x, norm_weight, weight = (torch.zeros(*shape, dtype=dtype) for shape in ((9, 512), (512,), (64, 512)))
+    dense_small_batch.norm_linear(x, norm_weight, EPS, weight, None)
+    dense_small_batch.norm_swiglu(x, norm_weight, EPS, weight, None)
+    assert norms == ([(norm_weight, EPS)] * 2 if dtype == torch.bfloat16 else ["before", None] * 2)
+
+
 def test_a_wait_that_is_missing_shows() -> None:
     """The check of the checks."""
     product = Product(9, 40, 1024, torch.float16, "cpu")
@@ -77,11 +119,12 @@ def test_a_wait_that_is_missing_shows() -> None:
         check(product, emulated(product, StreamTile(2, 1, 3), False, False, careless="copies"), False, False)
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    product = Product(12, 40, 512, torch.float16, "cpu")
-    together = emulated(product, StreamTile(2, 1, 3), False, False)
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(normed: bool) -> None:
+    product = Product(12, 40, 512, torch.bfloat16 if normed else torch.float16, "cpu")
+    together = emulated(product, StreamTile(2, 1, 3), False, False, normed=normed)
     product.x[:3], product.x[6:] = float("nan"), float("inf")
-    apart = emulated(product, StreamTile(2, 1, 3), False, False)
+    apart = emulated(product, StreamTile(2, 1, 3), False, False, normed=normed)
     assert torch.equal(together[3:6], apart[3:6]) and not bool(apart[:3].isfinite().any())
 
 
@@ -101,7 +144,7 @@ def test_every_variant_fits_a_card(gated: bool) -> None:
     tiles = stream_variants(gated)
     assert len(set(tiles)) == len(tiles) > 2
     # Barriers take little besides.
-    assert all(tile.shared_bytes(16, gated) <= 232_448 - 1024 for tile in tiles)
+    assert all(tile.shared_bytes(16, gated, norm_itemsize=4) <= 232_448 - 1024 for tile in tiles)
 
 
 @pytest.mark.parametrize("is_parameter", [True, False])
@@ -138,3 +181,62 @@ def test_a_card_agrees_with_fp64(outputs: int, inputs: int, gated: bool, dtype: 
         check(product, found, True, False)
         check(product, run(product, tile, False, True), False, True)
         assert torch.equal(found, run(product, tile, True, False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated", "tile"),
+    [
+        (6144, 4096, False, StreamTile(1, 2, 10)),
+        (1010, 1536, False, StreamTile(2, 2, 8)),
+        (1024, 2560, False, StreamTile(4, 2, 3)),
+        (14_336, 4096, True, StreamTile(1, 2, 6)),
+        (1000, 2560, True, StreamTile(2, 1, 5)),
+    ],
+)
+def test_a_card_s_norm_agrees_with_fp64(
+    outputs: int, inputs: int, gated: bool, tile: StreamTile, norm_dtype: torch.dtype
+) -> None:
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    for rows in (2, 8, 9, 16):
+        product = Product(rows, outputs, inputs, torch.bfloat16, "cuda", gated)
+        product.norm_weight = product.norm_weight.to(norm_dtype)
+        for bias in (False, True):
+            found = run(product, tile, bias, False, normed=True)
+            check_normed(product, found, bias)
+            assert torch.equal(found, run(product, tile, bias, False, normed=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, 9])
+def test_a_chain_of_early_launches_gives_the_bits_of_late_ones(rows: int) -> None:
+    """The residual stream is read by a norm in each other product, and written by those between."""
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    # 20 layers: from 2,048 to 4,096 with a norm, and back to the residual stream.
+    numbers = Numbers("cuda", torch.bfloat16, rows)
+    up = [numbers.randn(4096, 2048) * 2048**-0.5 for _ in range(20)]
+    down = [numbers.randn(2048, 4096) * 4096**-0.5 for _ in range(20)]
+    start, norm = numbers.randn(rows, 2048), (numbers.randn(2048) * 0.3 + 1, EPS)
+    residual = torch.empty_like(start)
+
+    def launches(is_parameter: bool) -> None:
+        residual.copy_(start)
+        for first, second in zip(up, down, strict=True):
+            wide = start.new_empty(rows, 4096)
+            multiply_streams(residual, first, None, wide, StreamTile(1, 2, 10), norm, is_parameter=is_parameter)
+            multiply_streams(wide, second, None, residual, StreamTile(2, 2, 8), add=True, is_parameter=is_parameter)
+
+    found = []
+    for is_parameter in (False, True):
+        launches(is_parameter)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launches(is_parameter)
+        for _ in range(5):
+            graph.replay()
+            found.append(residual.clone())
+    assert found[0].isfinite().all()
+    assert all(torch.equal(each, found[0]) for each in found)
