@@ -23,11 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import RowAdmission, StepPlan
 from headrace_backend.worker.lifetime import end_process
 from headrace_backend.worker.main import main as worker
-from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.drafter import ComputedTokens, SettledTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.start_up import drafters
 from headrace_backend.worker.start_up.sizes import WorkerSizes
@@ -57,9 +56,7 @@ class FreeDrafter:
     def admit(self, admissions: list[RowAdmission]) -> None:
         """Implements `Drafter.admit`."""
 
-    def follow(
-        self, plan: StepPlan, token_ids: torch.Tensor, positions: torch.Tensor, metadata: StepMetadata | StepPieces
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Implements `Drafter.follow`."""
 
     def propose(self, settled: SettledTokens) -> torch.Tensor:

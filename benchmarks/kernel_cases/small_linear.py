@@ -19,7 +19,7 @@ from torch.nn import functional
 from headrace_kernels.linear import dense_small_batch as small_linear
 from headrace_kernels.linear.dense_small_batch_kernels import Tile, multiply
 from headrace_kernels.linear.dense_small_batch_sm90 import StreamTile, multiply_streams
-from headrace_kernels.rms_norm import add_rms_norm, rms_norm
+from headrace_kernels.rms_norm import add_rms_norm
 from headrace_kernels.swiglu import swiglu
 
 EPS = 1e-5
@@ -99,8 +99,7 @@ class Operands:
         """The launches of `fused` alone."""
         norm = (self.norm_weight, EPS) if self.shape.normed else None
         if isinstance(tile, StreamTile):
-            x = self.x if norm is None else rms_norm(self.x, *norm)
-            multiply_streams(x, self.weight, None, out, tile, self.shape.gated, self.shape.added)
+            multiply_streams(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
             return
         multiply(self.x, self.weight, None, out, tile, norm, self.shape.gated, self.shape.added)
 

@@ -6,7 +6,8 @@ On a CPU, and by the GPU's kernels in the interpreter.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,33 @@ def gpu_runner(model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], k
     return drafting_gpu_runner(model, small_model(draft, kv_dtype), batch_sizes, kv_dtype)
 
 
+class EagerGraphs:
+    """Stands in for graphs where there is no card: a replay launches again what was captured."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Hashable, Callable[[], Any]] = {}
+        self.replayed: list[Hashable] = []
+        self.num_captured = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._pieces
+
+    def prepare(self, run: Callable[[], Any]) -> None:
+        run()
+
+    def capture(self, key: Hashable, run: Callable[[], Any]) -> None:
+        run()
+        self._pieces[key] = run
+        self.num_captured += 1
+
+    def replay(self, key: Hashable) -> Any:
+        self.replayed.append(key)
+        return self._pieces[key]()
+
+    def times_ms(self, launches: Mapping[Any, Callable[[], None]]) -> dict[Any, float]:
+        return dict(zip(launches, itertools.count(1.0), strict=False))
+
+
 def drafting_gpu_runner(
     model: CausalLM,
     drafting: DraftingModel,
@@ -100,8 +128,17 @@ def drafting_gpu_runner(
     shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
     speculation = Speculation(drafter, rows, model.vocab_size)
     made = GpuRunner(model, sampler, caches, limits, sizes, shapes, speculation=speculation, rows=tables)
+    if where.type == "cpu":
+        made._graphs, drafter._graphs = EagerGraphs(), EagerGraphs()  # type: ignore[assignment]
     made.capture(lambda *_: None)
     return made
+
+
+def followed_from_graphs(runner: GpuRunner) -> int:
+    """Steps that the drafter followed by replays, where those are noted."""
+    drafter = runner.speculation._drafter if runner.speculation is not None else None
+    assert isinstance(drafter, GpuDraftModel) and isinstance(drafter._graphs, EagerGraphs)
+    return sum(key[0] == "follow" for key in drafter._graphs.replayed if isinstance(key, tuple))
 
 
 class Recording:
@@ -223,7 +260,10 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     expected = plain_answers(lambda: plain_runner(twin, None, kv_dtype), jobs)
 
     def check() -> None:
-        assert_all_is_settled(gpu_runner(model, model, batch_sizes, kv_dtype), jobs, expected)
+        runner = gpu_runner(model, model, batch_sizes, kv_dtype)
+        assert_all_is_settled(runner, jobs, expected)
+        if device == "cpu":
+            assert bool(followed_from_graphs(runner)) == bool(batch_sizes)
 
     on_device(check, device)
 

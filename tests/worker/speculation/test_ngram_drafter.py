@@ -10,7 +10,7 @@ import torch
 from tests.worker.driver import step
 
 from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
-from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.drafter import ComputedTokens, SettledTokens
 from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
 from headrace_backend.worker.speculation.suffix_drafter import SuffixDrafter
 from headrace_request.sampling import Sampling
@@ -70,5 +70,5 @@ def test_what_nobody_drew_is_looked_up_as_what_was_drawn(make: type[NgramDrafter
     for prompt in ([*PATTERN, 40, 41, 42, 43, 44], [*PATTERN, 3]):
         drafter.admit([RowAdmission(0, Sampling(), prompt_ids=np.array(prompt, np.int32).tobytes())])
     nothing = torch.empty(0, dtype=torch.int64)
-    drafter.follow(forced_step(6, [5, 6]), nothing, nothing, None)  # type: ignore[arg-type]  # not looked at
+    drafter.follow(forced_step(6, [5, 6]), ComputedTokens(nothing, nothing, None))  # type: ignore[arg-type]  # not looked at
     assert drafter.propose(settled(8, 7, num_wanted=3)).tolist() == [[8, 9, 3]]

@@ -10,7 +10,7 @@ from tests.support.examples import examples
 from tests.worker.driver import admission, id_bytes, step
 
 from headrace_backend.step.plan import RowAdmission
-from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.drafter import ComputedTokens, SettledTokens
 from headrace_backend.worker.speculation.suffix_drafter import SuffixDrafter, TenantMemories
 
 ANSWER = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -43,7 +43,7 @@ def settle(drafter: SuffixDrafter, row: int, position: int, *tokens: int) -> lis
 
 def give_back(drafter: SuffixDrafter, *rows: int) -> None:
     nothing = torch.empty(0, dtype=torch.int64)
-    drafter.follow(step([], released=rows), nothing, nothing, None)  # type: ignore[arg-type]  # not looked at
+    drafter.follow(step([], released=rows), ComputedTokens(nothing, nothing, None))  # type: ignore[arg-type]  # not looked at
 
 
 def answer_once(drafter: SuffixDrafter, tenant: bytes, row: int = 0) -> None:

@@ -11,7 +11,8 @@ at each drafted position what it would have drawn without drafts, and keeps what
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +20,21 @@ from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+
+
+class ComputedTokens(NamedTuple):
+    """What one step's forward pass computed."""
+
+    # int64 [num_tokens] as computed, drafts included; on a GPU behind those of the plan is the
+    # padding of the step's shape.
+    token_ids: torch.Tensor
+    # int64 [num_tokens], exact.
+    positions: torch.Tensor
+    # What attention read: slots and block tables too.
+    metadata: StepMetadata | StepPieces
+    # Key of the graph that computed them, which leaves the others where it always does; None: it
+    # was launched kernel by kernel.
+    graph: Hashable | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,22 +81,13 @@ class Drafter(Protocol):
         Rows that were given back are forgotten by being taken again.
         """
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Sees what a step's forward pass computed, behind it and before the draw.
 
         Args:
             plan: The step's plan, whose blocks were copied already. Its positions of rows that
                 decode are upper bounds.
-            token_ids: int64 [num_tokens] as computed, drafts included; on a GPU behind those of the
-                plan is the padding of the step's shape.
-            positions: int64 [num_tokens], exact.
-            metadata: What attention read: slots and block tables too.
+            computed: The tokens that were computed.
         """
 
     def propose(self, settled: SettledTokens) -> torch.Tensor:
@@ -127,13 +134,7 @@ class HeadDrafter(Protocol):
             Exception: As of `Drafter.propose`.
         """
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Sees what a step's forward pass computed: `Drafter.follow`."""
 
 
@@ -145,5 +146,10 @@ class CapturesPasses(Protocol):
     def num_captured(self) -> int:
         """Graphs captured so far."""
 
-    def capture(self, progress: Progress) -> None:
-        """Captures them, called with (phase, done, total, unit)."""
+    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+        """Captures them.
+
+        Args:
+            progress: Called with (phase, done, total, unit).
+            steps: What the model's graphs of decodes compute, by their keys.
+        """

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import RowAdmission, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device
-from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.drafter import ComputedTokens, SettledTokens
 from headrace_kernels.speculation.ngram import append_tokens, propose_ngram
 
 
@@ -35,13 +34,7 @@ class NgramDrafter:
             tokens = np.frombuffer(admission.prompt_ids + admission.output_ids, np.int32)
             self._history[admission.row, : tokens.size].copy_(copy_to_device(tokens, self._device))
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Implements `Drafter.follow`: what nobody drew joins the history.
 
         All else that a step computes was there before.

@@ -16,19 +16,24 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.sampling.sampler import SampledTokens
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
-from headrace_backend.worker.speculation.drafter import CapturesPasses, Drafter, HeadDrafter, SettledTokens
+from headrace_backend.worker.speculation.drafter import (
+    CapturesPasses,
+    ComputedTokens,
+    Drafter,
+    HeadDrafter,
+    SettledTokens,
+)
 from headrace_backend.worker.speculation.draws import Draws
 from headrace_backend.worker.speculation.reported_drafts import ReportedDrafts
 from headrace_kernels.speculation.acceptance import Accepted, RowState
@@ -95,10 +100,10 @@ class Speculation:
         """Graphs that the drafter has captured so far."""
         return self._drafter.num_captured if isinstance(self._drafter, CapturesPasses) else 0
 
-    def capture(self, progress: Progress) -> None:
-        """Captures the drafter's graphs, if it has any."""
+    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+        """Captures the drafter's graphs, if it has any: see `CapturesPasses.capture`."""
         if isinstance(self._drafter, CapturesPasses):
-            self._drafter.capture(progress)
+            self._drafter.capture(progress, steps)
 
     def begin(self, plan: StepPlan) -> None:
         """Shows the drafter a plan before it is computed; one that drafts then does so.
@@ -121,16 +126,10 @@ class Speculation:
             self._reported.admit(plan.admissions)
             self._reported.report(plan, self.rows.drafts)
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Shows the drafter what the forward pass computed; arguments as those of the drafter."""
         try:
-            self._drafter.follow(plan, token_ids, positions, metadata)
+            self._drafter.follow(plan, computed)
         except Exception as error:
             self._bear(error)
 

@@ -16,10 +16,9 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.step.plan import Int32Column, RowAdmission, StepPlan
 from headrace_backend.worker.device_copies import copy_to_device
-from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.drafter import ComputedTokens, SettledTokens
 from headrace_kernels.speculation.ngram import append_tokens
 from headrace_kernels.speculation.suffix import SEPARATOR, propose_suffix, remember
 
@@ -118,13 +117,7 @@ class SuffixDrafter:
             self._rows[admission.row] = admission.tenant, slot, len(admission.prompt_ids) // 4
             self._slots[admission.row] = slot
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Implements `Drafter.follow`: answers of rows that were given back are remembered.
 
         What nobody drew joins its row's history.

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.parallel.collectives import Collectives
 from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import ComputedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_kernels.attention.paged import AttentionMetadata
@@ -66,16 +66,10 @@ class CpuDraftModel:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
         self._model.copy_blocks(plan.forward)
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Implements `HeadDrafter.follow`: computes keys and values of the same tokens."""
-        assert isinstance(metadata, AttentionMetadata), "a CPU takes a step whole"
-        self._model.follow(token_ids, positions, metadata, first=0)
+        assert isinstance(computed.metadata, AttentionMetadata), "a CPU takes a step whole"
+        self._model.follow(computed.token_ids, computed.positions, computed.metadata, first=0)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
         """Implements `HeadDrafter.draft`."""

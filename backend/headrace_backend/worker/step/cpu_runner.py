@@ -33,6 +33,7 @@ from headrace_backend.worker.sampling.dealt_draws import DealtDraws
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
+from headrace_backend.worker.speculation.drafter import ComputedTokens
 from headrace_backend.worker.speculation.draws import Draws, num_drafts
 from headrace_backend.worker.speculation.resolved import resolved
 from headrace_backend.worker.speculation.speculation import Speculation
@@ -196,7 +197,8 @@ class CpuRunner:
         inputs = self._inputs(exact, num_drafts(plan.forward))
         self._drafted = inputs, exact, draws
         hidden = self._forward(exact, inputs)
-        speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.metadata))
+        computed = ComputedTokens(inputs.token_ids, inputs.positions, of_first_group(inputs.metadata))
+        speculation.follow(plan, computed)
         return hidden
 
     def _inputs(self, plan: StepPlan, drafts: Int32Column | None = None) -> ModelInput:

@@ -9,15 +9,17 @@ model computes, so that prefix hits, copies of blocks and preemption hold for bo
 Nothing here waits for the device or reads from it: where a row stands only the device knows. A pass
 is the same launches for each draft, which find its number on the device
 (`headrace_kernels.speculation.draft_passes`), so one graph for each size of the batch serves any
-number of drafts. Drafts are drawn with the row's own parameters and noise, at the places of the
-output that they stand for, as the model will draw there.
+number of drafts. Steps of decodes that the model replays from a graph have one here too: launched
+kernel by kernel, an 8B draft of four ranks kept their hosts busy for longer than all its passes
+(docs/experiments.md, "a draft of 8B beside 70B on four"). Drafts are drawn with the row's own
+parameters and noise, at the places of the output that they stand for, as the model will draw there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,12 +27,13 @@ import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.parallel.collectives import Collectives
-from headrace_backend.step.plan import StepPlan
+from headrace_backend.step.plan import Int32Column, StepPlan
 from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import ComputedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.graphs import StepGraphs
@@ -212,6 +215,9 @@ class GpuDraftModel:
         self._passes = DraftPasses(model, sampler, rows, tables, sizes, scratch)
         self._batch_sizes, self._together = tuple(batch_sizes), together
         self._graphs = StepGraphs(self._device) if self._device.type == "cuda" else None
+        # Splits of a step that is followed from a graph, for the most rows.
+        most_splits = decode_sizes(tables.scratch_row, num_kv_heads, sizes.programs).num_splits
+        self._splits = torch.full((most_splits, 4), -1, dtype=torch.int32, device=self._device)
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
@@ -228,40 +234,72 @@ class GpuDraftModel:
         drafts = self._passes.drafts[:size]
         return drafts if self._together is None else self._together.all_gather(drafts)[0]
 
-    def follow(
-        self,
-        plan: StepPlan,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: StepMetadata | StepPieces,
-    ) -> None:
+    def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
         """Implements `HeadDrafter.follow`: launches keys and values of the same tokens."""
-        whole = Entries.of(plan.forward)
-        if not isinstance(metadata, StepPieces):
+        whole, (token_ids, positions, metadata, _) = Entries.of(plan.forward), computed
+        if isinstance(metadata, StepPieces):
+            first = metadata.first
+            tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
+            for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
+                self._compute(entries, *columns, part, 0 if part is metadata.metadata[0] else first)
+        elif self._replays(computed.graph, whole):
+            if self._model.attends_in_follow:
+                self._upload_splits(whole, computed)
+            assert self._graphs is not None, "a graph that is replayed"
+            self._graphs.replay(("follow", computed.graph))
+        else:
             self._compute(whole, token_ids, positions, metadata, 0)
-            return
-        first = metadata.first
-        tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
-        for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
-            self._compute(entries, *columns, part, 0 if part is metadata.metadata[0] else first)
+
+    def _replays(self, graph: Hashable, entries: Entries) -> bool:
+        """Whether a step of these entries is followed from a graph."""
+        if self._graphs is None or graph is None or ("follow", graph) not in self._graphs:
+            return False
+        return not self._model.attends_in_follow or bool((entries.counts <= self._query_len).all())
+
+    def _upload_splits(self, entries: Entries, computed: ComputedTokens) -> None:
+        """Sends the splits of a step that is followed from a graph, behind earlier work."""
+        assert isinstance(computed.metadata, PagedAttentionStep), "a GPU's step"
+        splits = self._planned_splits(entries, computed.metadata)
+        host = staging_memory(splits.shape, torch.int32, self._device)
+        host.numpy()[...] = splits
+        self._splits[: len(splits)].copy_(host, non_blocking=True)
 
     @torch.inference_mode()
-    def capture(self, progress: Progress) -> None:
-        """Captures the passes of all batch sizes.
+    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+        """Captures the passes of all batch sizes, and what follows steps that have a graph.
 
         Args:
             progress: Called with (phase, done, total, unit).
+            steps: What is computed by the model's graphs of decodes, by their keys.
         """
         if self._graphs is None:
             return
-        total = len(self._batch_sizes)
+        total = len(self._batch_sizes) + len(steps)
         for done, num_rows in enumerate(reversed(self._batch_sizes)):
-            progress("draft graphs", done, total, "batch sizes")
+            progress("draft graphs", done, total, "sizes")
             self._passes.upload_padding(num_rows)
             for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
-                self._graphs.prepare(functools.partial(run, num_rows))
-                self._graphs.capture((name, num_rows), functools.partial(run, num_rows))
-        progress("draft graphs", total, total, "batch sizes")
+                self._capture(self._graphs, (name, num_rows), functools.partial(run, num_rows))
+        # The largest comes first, in whose memory the others find room.
+        by_size = sorted(steps.items(), key=lambda step: -len(step[1].token_ids))
+        for done, (key, computed) in enumerate(by_size, len(self._batch_sizes)):
+            progress("draft graphs", done, total, "sizes")
+            self._capture(self._graphs, ("follow", key), functools.partial(self._follow_captured, computed))
+        progress("draft graphs", total, total, "sizes")
+
+    def _capture(self, graphs: StepGraphs, key: Hashable, run: Callable[[], None]) -> None:
+        graphs.prepare(run)
+        graphs.capture(key, run)
+
+    def _follow_captured(self, computed: ComputedTokens) -> None:
+        """Launches keys and values of a step whose splits are uploaded."""
+        step = computed.metadata
+        assert isinstance(step, PagedAttentionStep), "a GPU's step, whole"
+        if self._model.attends_in_follow:
+            num_splits = decode_sizes(step.rows.shape[0], self._sizes.num_kv_heads, self._sizes.programs).num_splits
+            decode = DecodeWork(self._splits[:num_splits], self._query_len, self._scratch)
+            step = dataclasses.replace(step, decode=decode, prefill=None)
+        self._model.follow(computed.token_ids, computed.positions, step, 0)
 
     @property
     def num_captured(self) -> int:
@@ -283,15 +321,19 @@ class GpuDraftModel:
     def _decode_work(self, entries: Entries, step: PagedAttentionStep) -> DecodeWork | None:
         if (entries.counts > self._query_len).all():
             return None
-        columns = plan_decode(
+        splits = copy_to_device(self._planned_splits(entries, step), self._device)
+        return DecodeWork(splits, self._query_len, self._scratch)
+
+    def _planned_splits(self, entries: Entries, step: PagedAttentionStep) -> Int32Column:
+        """The splits of a step's entries, as `DecodeColumns` has them."""
+        return plan_decode(
             entries.counts,
             entries.seq_lens,
             self._sizes.num_kv_heads,
             step.rows.shape[0],
             max_query_len=self._query_len,
             programs=self._sizes.programs,
-        )
-        return DecodeWork(copy_to_device(columns.splits, self._device), self._query_len, self._scratch)
+        ).splits
 
     def _prefill_work(self, entries: Entries) -> PrefillWork | None:
         if (entries.counts <= self._query_len).all():

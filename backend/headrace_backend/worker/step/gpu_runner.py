@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +34,7 @@ from headrace_backend.worker.sampling.dealt_draws import DealtDraws
 from headrace_backend.worker.sampling.drafted_draws import DraftedDraws
 from headrace_backend.worker.sampling.prompt_logprobs import hidden_indices, prompt_logprobs
 from headrace_backend.worker.sampling.sampler import SampledTokens, Sampler
+from headrace_backend.worker.speculation.drafter import ComputedTokens
 from headrace_backend.worker.speculation.draws import Draws, widened
 from headrace_backend.worker.speculation.speculation import Speculation
 from headrace_backend.worker.step.buffers import DeviceRows, Gathers, StepBuffers, StepInputs, StepLimits
@@ -68,6 +69,11 @@ class _Piece(enum.Enum):
 
 # Of a draw: tokens, whether each is finite, and in workers that draft what is settled.
 _Draw: TypeAlias = tuple[torch.Tensor, torch.Tensor, Accepted | None]
+
+
+def _computed(inputs: StepInputs, graph: StepShape | None = None) -> ComputedTokens:
+    """What a step of these inputs computes, for a drafter."""
+    return ComputedTokens(inputs.token_ids, inputs.positions, of_first_group(inputs.attention), graph)
 
 
 class GpuRunner:
@@ -123,10 +129,10 @@ class GpuRunner:
         self._gathers: Gathers = ()
         self.speculation = speculation
         # In a worker that drafts, of the step launched last: its plan with a sample for each draw,
-        # and which of them belong together; and the inputs of steps, by captured shape.
+        # and which of them belong together; and what steps compute, by captured shape.
         self._drawn: tuple[StepPlan, Draws] | None = None
         self._inputs: StepInputs | None = None
-        self._captured_inputs: dict[StepShape, StepInputs] = {}
+        self._captured_tokens: dict[StepShape, ComputedTokens] = {}
         # Milliseconds of the captured shapes of decodes with drafts.
         self._drafted_ms: dict[StepShape, float] = {}
         self.launched = NOTHING_LAUNCHED
@@ -278,11 +284,12 @@ class GpuRunner:
         """Shows the drafter what was computed, if there is one."""
         if self.speculation is None:
             return
-        inputs = self._inputs
         if self._is_padded and self._is_captured(_Piece.FORWARD, shape):
-            inputs = self._captured_inputs[shape]
-        assert inputs is not None, "a forward pass has inputs"
-        self.speculation.follow(plan, inputs.token_ids, inputs.positions, of_first_group(inputs.attention))
+            computed = self._captured_tokens[shape]
+        else:
+            assert self._inputs is not None, "a forward pass has inputs"
+            computed = _computed(self._inputs)
+        self.speculation.follow(plan, computed)
 
     @torch.inference_mode()
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
@@ -310,23 +317,25 @@ class GpuRunner:
         """
         if self._graphs is None:
             return
-        shapes, self._gathers = self._shapes[::-1], ()
-        # Layers of one kind launch the same kernels, so that a few of them load all.
-        with self._model.representative_layers():
-            for shape in shapes:
-                self._buffers.upload_padding(shape, self._rows.scratch_row)
-                for piece in self._pieces(shape):
-                    self._graphs.prepare(functools.partial(self._run, piece, shape))
-        for done, shape in enumerate(shapes):
-            progress("graphs", done, len(shapes), "shapes")
-            for piece in self._pieces(shape):
-                self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
+        self._gathers = ()
+        for done, shape in enumerate(reversed(self._shapes)):
+            progress("graphs", done, len(self._shapes), "shapes")
+            self._buffers.upload_padding(shape, self._rows.scratch_row)
+            pieces = {(piece, shape): functools.partial(self._run, piece, shape) for piece in self._pieces(shape)}
+            # Layers of one kind launch the same kernels, so that a few of them load all.
+            with self._model.representative_layers():
+                for run in pieces.values():
+                    self._graphs.prepare(run)
+            for key, run in pieces.items():
+                self._graphs.capture(key, run)
             if self.speculation is not None and self._inputs is not None:
-                self._captured_inputs[shape] = self._inputs
+                self._captured_tokens[shape] = _computed(self._inputs, shape)
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
         self._keep_undominated(self._graphs)
         if self.speculation is not None:
-            self.speculation.capture(progress)
+            decodes = [shape for shape in self._shapes if not shape.num_tiles]
+            kept: dict[Hashable, ComputedTokens] = {shape: self._captured_tokens[shape] for shape in decodes}
+            self.speculation.capture(progress, kept)
 
     def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
         """What a step needs that is launched kernel by kernel."""
