@@ -202,9 +202,9 @@ def test_a_mixture_finds_the_choice_behind_its_first_wait_and_all_else_behind_it
     with kernels_on("cpu"), poisoned_memory("cpu"):
         # Down may read no weight of the choice before it waits: gate and up may not have ended.
         ahead = KernelsAhead(monkeypatch, module, (case.residual, case.choice.experts), (case.choice.weights,))
-        # Two pairs by 32 inner elements, of which a program has eight at once in MXFP4, and
-        # otherwise two in each of four loops.
-        ahead.first_programs = first = 2 * 32 // 8
+        # Two pairs by 32 inner elements, of which a program has eight in each of two loops in
+        # MXFP4, and otherwise two in each of four.
+        ahead.first_programs = first = 2 * 32 // (16 if is_mxfp4 else 8)
         add_mixture(case.residual, case.norm, EPS, case.choice, *case.weights, SILU)
     close(case.residual, expected)
     # On two multiprocessors: 16 outputs a program, or 12.

@@ -750,7 +750,7 @@ def _mxfp4_mixtures() -> None:
         stored = allocate_mxfp4(num_experts * outputs, inputs, torch.bfloat16, torch.device("meta"))
         stored = dataclasses.replace(
             stored,
-            packed=torch.empty(1, dtype=torch.int16).expand(stored.packed.shape),
+            packed=torch.empty(1, stored.packed.shape[1], dtype=torch.int16).expand(stored.packed.shape),
             scales=torch.empty(1, 4, dtype=torch.uint8).expand(stored.scales.shape[0], 4),
         )
         weights.append(ExpertWeights(stored, num_experts, torch.empty(num_experts * outputs, dtype=torch.bfloat16)))

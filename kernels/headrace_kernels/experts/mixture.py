@@ -24,7 +24,7 @@ from headrace_kernels.experts.block_kernels import multiply_blocks
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import PairTile, combine_pairs, multiply_pairs, multiply_tiles
-from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
+from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.plain_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.routing import Choice, sort_pairs
@@ -56,6 +56,9 @@ _SHORTEST_BLOCK, _LONGEST_BLOCK = 512, 8192
 # gpt-oss-20b without attention takes 46.2 us for one token on an H200, with four warps for each
 # expert 48.0 (docs/experiments.md, "kernels that begin before the one ahead has ended").
 FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3), FewTile(parts=1, ahead=3)
+# Programs of a multiprocessor that stream gates and ups of one token in MXFP4: as many as
+# registers allow.
+_MXFP4_STREAMS = 3
 
 
 def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
@@ -98,6 +101,20 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
         block_k=min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, triton.next_power_of_2(triton.cdiv(long_row, 3)))),
         down_loops=triton.cdiv(down.num_outputs, programs),
     )
+
+
+def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[FewTile, FewTile]:
+    """The tiles of few tokens' products in MXFP4: of gate and up, and of down.
+
+    From sm_90 on one token's gates and ups stream, by programs that are all there at once. That is
+    not measured.
+    """
+    (num_tokens, per_token), device = choice.experts.shape, gate_up.storage.device
+    if num_tokens != 1 or not card.launches_early(device):
+        return FEW_GATE_UP, FEW_DOWN
+    programs = _MXFP4_STREAMS * card.multiprocessors(device)
+    loops = triton.cdiv(per_token * triton.cdiv(down.num_inputs, BLOCK_INNER), programs)
+    return FEW_GATE_UP._replace(loops=loops, in_order=loops > 1), FEW_DOWN
 
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:
@@ -223,7 +240,7 @@ def _multiply_few(
 ) -> None:
     """Few tokens by the kernels of their weights' kind: see `vector_kernels.multiply_vectors`."""
     if isinstance(gate_up.weight, Mxfp4Weight):
-        multiply_few(x, choice, gate_up, down, out, (FEW_GATE_UP, FEW_DOWN), norm, add, gating)
+        multiply_few(x, choice, gate_up, down, out, few_rule(choice, gate_up, down), norm, add, gating)
         return
     streams = stream_rule(choice, gate_up, down)
     if streams is not None:

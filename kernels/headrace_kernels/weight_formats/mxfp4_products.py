@@ -33,9 +33,9 @@ def _halves_assembly(word, name):
     Registers `{name}0` to `{name}3` are those of parts 0 to 3, two in each.
     """
     return (
-        f"shl.b32 t, {word}, 1; and.b32 t, t, 0x0E0E0E0E; shl.b32 u, {word}, 4; "
-        "lop3.b32 u, u, 0x80808080, t, 0xEA; "
-        f"shr.b32 t, {word}, 3; and.b32 t, t, 0x0E0E0E0E; lop3.b32 t, {word}, 0x80808080, t, 0xEA; "
+        f"shl.b32 t, {word}, 1; and.b32 t, t, m; shl.b32 u, {word}, 4; "
+        "lop3.b32 u, u, s, t, 0xEA; "
+        f"shr.b32 t, {word}, 3; and.b32 t, t, m; lop3.b32 t, {word}, s, t, 0xEA; "
         f"prmt.b32 {name}0, u, 0, 0x2404; and.b32 {name}2, u, 0xFF00FF00; "
         f"prmt.b32 {name}1, t, 0, 0x2404; and.b32 {name}3, t, 0xFF00FF00; "
     )
@@ -43,12 +43,13 @@ def _halves_assembly(word, name):
 
 @triton.constexpr_function
 def _tile_assembly():
-    """Sums $0 to $7 of words in $8 to $11 (side a) and $12 to $15 (b), and x in $16 to $19.
+    """Sums $0 to $7 of words in $8 to $11 (side a) and $12 to $15 (b), and x in $16 to $19; $20: 0.
 
     A sum's place is 4 times the pair of parts, 2 times the side, and the part in the pair.
     """
     names = [f"{side}{register}" for side in "ab" for register in range(4)]
-    code = "{ .reg .b32 t, u; .reg .f32 z, c<4>, d<4>; mov.f32 z, 0f00000000; "
+    code = "{ .reg .b32 t, u, m, s; .reg .f32 z, c<4>, d<4>; mov.f32 z, 0f00000000; "
+    code += "or.b32 m, $20, 0x0E0E0E0E; or.b32 s, $20, 0x80808080; "
     code += "".join(f".reg .b32 {name}<4>; " for name in (f"{each}_" for each in names))
     for place, name in enumerate(names):
         code += _halves_assembly(f"${8 + place}", f"{name}_")
@@ -62,13 +63,14 @@ def _tile_assembly():
     return code + "}"
 
 
-_TILE_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 12))
+_TILE_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 16))
 
 
 @triton.jit
 def _plain_numbers(words, PART: tl.constexpr):
-    """Nibbles PART of words, times 2^-14, in fp32."""
-    bits = (words.to(tl.int32) >> (4 * PART)) & 15
+    """Nibbles PART of words times 2^-14 in fp32: two words in each of [4, 8, warps, 4]."""
+    bits = tl.join((words >> (4 * PART)) & 15, (words >> (16 + 4 * PART)) & 15)
+    bits = tl.reshape(bits, (4, 8, words.shape[2], 8))
     exponent, half = (bits >> 1) & 3, (bits & 1).to(tl.float32) * 0.5
     magnitude = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2((exponent - 1).to(tl.float32)))
     return tl.where(bits < 8, magnitude, -magnitude) * 0.00006103515625
@@ -83,10 +85,11 @@ def _plain_sums(words, x, PAIR: tl.constexpr):
 
 
 @triton.jit
-def _tile_products(a, b, x, PLAIN: tl.constexpr):
+def _tile_products(a, b, x, zero, PLAIN: tl.constexpr):
     """Sums of a thread's columns with parts 0 and 1, and with 2 and 3: two of [4, 8, warps, 4].
 
-    Words a and b and x are [4, 8, warps, 8]. A sum's place is 2 times the side and the part.
+    Words a and b are [4, 8, warps, 4], and x as `tile_pair_products` takes it. A sum's place is 2
+    times the side and the part.
     """
     if PLAIN:
         low = tl.join(_plain_sums(a, x, 0), _plain_sums(b, x, 0))
@@ -95,24 +98,26 @@ def _tile_products(a, b, x, PLAIN: tl.constexpr):
         return tl.reshape(low, (4, 8, x.shape[2], 4)), tl.reshape(high, (4, 8, x.shape[2], 4))
     else:
         assembly: tl.constexpr = _tile_assembly()
-        sums = tl.inline_asm_elementwise(assembly, _TILE_OPERANDS, [a, b, x], dtype=tl.float32, is_pure=True, pack=8)
-        halves = tl.permute(tl.reshape(sums, (4, 8, x.shape[2], 2, 4)), (0, 1, 2, 4, 3))
-        return tl.split(halves)
+        return tl.inline_asm_elementwise(
+            assembly, _TILE_OPERANDS, [a, b, x, zero], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
+        )
 
 
 @triton.jit
-def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, PLAIN: tl.constexpr):
+def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PLAIN: tl.constexpr):
     """Products of two tiles of two sides with a token: [4, 8, warps, 4], to be added up.
 
     Args:
-        first_a: [4, 8, warps, 8] int16, words 8 t to 8 t + 7 of the first tile, of output g of
-            side a; thread 4 g + t of a warp must hold [t, g].
+        first_a: [4, 8, warps, 4] int32, words 8 t to 8 t + 7 of the first tile, two in each, of
+            output g of side a; thread 4 g + t of a warp must hold [t, g].
         first_b: The first tile's words of side b.
         second_a: The next tile's words of side a.
         second_b: The next tile's words of side b.
         scales: [4, 8, warps, 2 sides] int16, two codes in each: of groups 2 t and 2 t + 1 of the
             two tiles' eight.
-        x: [4, 8, warps, 8] fp16, or fp32 if PLAIN: inputs 8 t to 8 t + 7 of group g of the eight.
+        x: Inputs 8 t to 8 t + 7 of group g of the eight, as `columns_for_products` returns them:
+            [4, 8, warps, 4] int32, of two fp16 numbers each, or [4, 8, warps, 8] fp32 if PLAIN.
+        zero: The number 0; if only known at run time, then what is made of it stays behind it.
         PLAIN: Whether plain arithmetic stands for the tensor cores.
 
     Returns:
@@ -120,9 +125,9 @@ def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, PLAIN: t
         of the two groups.
     """
     t = tl.arange(0, 4)[:, None, None, None]
-    low, high = _tile_products(first_a, first_b, x, PLAIN)
+    low, high = _tile_products(first_a, first_b, x, zero, PLAIN)
     first = tl.where(t % 2 == 0, low, high)
-    low, high = _tile_products(second_a, second_b, x, PLAIN)
+    low, high = _tile_products(second_a, second_b, x, zero, PLAIN)
     sums = tl.where(t // 2 == 0, first, tl.where(t % 2 == 0, low, high))
     codes = scales.to(tl.int32)
     codes = tl.reshape(tl.join(codes & 255, (codes >> 8) & 255), (4, 8, x.shape[2], 4))
@@ -143,5 +148,8 @@ def columns_for_products(x, PLAIN: tl.constexpr):
     power = tl.minimum(267 - exponent, 253)
     scaled = x * (power << 23).to(tl.float32, bitcast=True)
     if not PLAIN:
-        scaled = scaled.to(tl.float16)
+        even, odd = tl.split(tl.reshape(scaled, (4, 8, x.shape[2], 4, 2)))
+        scaled = tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=tl.int32, is_pure=True, pack=1
+        )
     return scaled, ((254 - power) << 23).to(tl.float32, bitcast=True)

@@ -142,8 +142,10 @@ class Case:
         pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
         operands = (self.choice, self.gate_up, self.down, out)
         if self.kind == "mxfp4" and kernel == "vector":
-            few = FewTile(vector.num_warps, 1)
-            multiply_few(self.x, *operands, (few, few), None, False, self.gating)
+            # Programs of one block and of three, of which the last one has fewer.
+            few = FewTile(vector.num_warps, 1), FewTile(vector.num_warps, 1, loops=3)
+            few = few if len(self.x) > 1 else few[::-1]
+            multiply_few(self.x, *operands, few, None, False, self.gating)
         elif self.kind == "mxfp4":
             many = ManyTile(pair.block_n, pair.block_m, pair.num_warps, pair.num_stages)
             multiply_many(self.x, self.choice, pairs, *operands[1:], (many, many), self.gating)
