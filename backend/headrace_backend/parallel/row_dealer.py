@@ -22,11 +22,11 @@ from torch import Tensor
 from headrace_backend.parallel.collectives import Collectives
 
 # Fewest bytes of logits that a rank of several cards no longer receives, where rows are dealt out:
-# of a vocabulary of 128,256 from 118 rows on for four ranks, and from 262 on for two. On four H100s
-# (2026-11-27) whole logits of 32, 64, 128 and 256 rows took 99, 161, 292 and 527 us from parts to
-# tokens, of which a quarter and a second exchange are left; the host took 300 to 650 us longer to
-# launch what dealing adds, in some of these runs. Short steps have no such time to give.
-_LEAST_SAVED_BYTES = 32 << 20
+# of a vocabulary of 128,256 from 234 rows on for four ranks, and from 524 on for two. On four H100s
+# (2026-11-28), from parts to tokens, 128 rows took 293 to 364 us as whole logits and 417 to 661
+# dealt out, 256 rows 525 to 618 and 299 to 673, 512 rows 977 to 1,116 and 323 to 588. Dealing takes
+# the host that long to launch, and short steps have no such time to give.
+_LEAST_SAVED_BYTES = 64 << 20
 # On a CPU drawing a row takes longer than any message: as soon as another rank takes one.
 _LEAST_SAVED_BYTES_ON_CPU = 1
 _LOGIT_BYTES = 4

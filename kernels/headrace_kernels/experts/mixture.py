@@ -54,10 +54,12 @@ _SHORTEST_BLOCK, _LONGEST_BLOCK = 512, 8192
 # MXFP4's products of few tokens: gate and up by four warps, of which each asks for all that it
 # multiplies of gpt-oss' 2,880 inputs at once, and down by one for each expert. A layer of
 # gpt-oss-20b without attention takes 46.2 us for one token on an H200, with four warps for each
-# expert 48.0 (docs/experiments.md, "kernels that begin before the one ahead has ended").
-FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3), FewTile(parts=1, ahead=3)
-# Programs of a multiprocessor that stream gates and ups of one token in MXFP4: as many as
-# registers allow.
+# expert 48.0 (docs/experiments.md, "kernels that begin before the one ahead has ended"). With its
+# loads in order a program of one block of gates and ups takes 27.2 us of a layer's mixture, and
+# 30.1 otherwise ("experts in MXFP4 as streams").
+FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3, in_order=True), FewTile(parts=1, ahead=3)
+# Programs of a multiprocessor that stream gates and ups of one token in MXFP4: as many as registers
+# allow.
 _MXFP4_STREAMS = 3
 
 
@@ -106,15 +108,18 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
 def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[FewTile, FewTile]:
     """The tiles of few tokens' products in MXFP4: of gate and up, and of down.
 
-    From sm_90 on one token's gates and ups stream, by programs that are all there at once. That is
-    not measured.
+    From sm_90 on gates and ups stream, by programs that are all there at once if there is one
+    token. A layer's mixture of gpt-oss-20b takes an H200 26.7 us so for one token, 27.7 by programs
+    of a block each, and 81.0 and 84.7 for four; with 3 or 5 blocks a program instead of 4, of which
+    the last multiprocessors have less to do, 29.2 (docs/experiments.md, "experts in MXFP4 as
+    streams").
     """
-    (num_tokens, per_token), device = choice.experts.shape, gate_up.storage.device
-    if num_tokens != 1 or not card.launches_early(device):
+    per_token, device = choice.experts.shape[1], gate_up.storage.device
+    if not card.launches_early(device):
         return FEW_GATE_UP, FEW_DOWN
     programs = _MXFP4_STREAMS * card.multiprocessors(device)
     loops = triton.cdiv(per_token * triton.cdiv(down.num_inputs, BLOCK_INNER), programs)
-    return FEW_GATE_UP._replace(loops=loops, in_order=loops > 1), FEW_DOWN
+    return FEW_GATE_UP._replace(loops=loops), FEW_DOWN
 
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:

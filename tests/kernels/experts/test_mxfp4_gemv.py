@@ -69,7 +69,7 @@ def test_what_ranks_with_whole_experts_compute_adds_up() -> None:
     close(total, expected, torch.float32)
 
 
-def test_one_token_streams_where_kernels_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_stream_where_kernels_are_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(num_tokens: int) -> tuple[FewTile, FewTile]:
         weights = [
             ExpertWeights(allocate_mxfp4(32 * rows, 2880, torch.bfloat16, torch.device("meta")), 32)
@@ -81,5 +81,6 @@ def test_one_token_streams_where_kernels_are_launched_early(monkeypatch: pytest.
     assert rule(1) == (FEW_GATE_UP, FEW_DOWN)
     monkeypatch.setattr(card, "launches_early", lambda device: True)
     monkeypatch.setattr(card, "multiprocessors", lambda device: 132)
-    assert rule(1) == (FEW_GATE_UP._replace(loops=4, in_order=True), FEW_DOWN)
-    assert rule(2) == (FEW_GATE_UP, FEW_DOWN)
+    # As many blocks as leave one token three programs to a multiprocessor.
+    for num_tokens in (1, 2, 4):
+        assert rule(num_tokens) == (FEW_GATE_UP._replace(loops=4), FEW_DOWN)

@@ -94,8 +94,13 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
     check_normed(product, emulated(product, tile, False, False, eager, normed=True), False)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernel_norms_bf16_and_a_kernel_before_it_fp16(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "dtype", "is_inside"),
+    [(2, torch.bfloat16, True), (8, torch.bfloat16, True), (9, torch.bfloat16, False), (8, torch.float16, False)],
+)
+def test_the_kernel_norms_few_rows_of_bf16_and_a_kernel_before_it_others(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, is_inside: bool
+) -> None:
     norms: list[object] = []
 
     def norm_before(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -106,10 +111,10 @@ def test_the_kernel_norms_bf16_and_a_kernel_before_it_fp16(monkeypatch: pytest.M
     monkeypatch.setattr(dense_small_batch, "stream_rule", lambda *product: StreamTile(2, 1, 3))
     monkeypatch.setattr(dense_small_batch, "rms_norm", norm_before)
     monkeypatch.setattr(dense_small_batch, "multiply_streams", lambda *given: norms.append(given[5]))
-    x, norm_weight, weight = (torch.zeros(*shape, dtype=dtype) for shape in ((9, 512), (512,), (64, 512)))
+    x, norm_weight, weight = (torch.zeros(*shape, dtype=dtype) for shape in ((num_rows, 512), (512,), (64, 512)))
     dense_small_batch.norm_linear(x, norm_weight, EPS, weight, None)
     dense_small_batch.norm_swiglu(x, norm_weight, EPS, weight, None)
-    assert norms == ([(norm_weight, EPS)] * 2 if dtype == torch.bfloat16 else ["before", None] * 2)
+    assert norms == ([(norm_weight, EPS)] * 2 if is_inside else ["before", None] * 2)
 
 
 def test_a_wait_that_is_missing_shows() -> None:
