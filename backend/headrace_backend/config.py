@@ -263,6 +263,15 @@ class EngineConfig(_Frozen):
         Literal["off", "int8", "fp8"],
         Field(description="bits of the weights of the draft model's layers, as quantize says of the model's"),
     ] = "off"
+    draft_sharing: Annotated[
+        Literal["auto", "whole", "shared"],
+        Field(
+            description=(
+                "what each rank (tp) has of the draft model of speculate draft: whole, all of it; shared, a part, as "
+                "of the model's layers; auto, a part on GPUs if ranks divide it and it has 512 MiB of weights or more"
+            )
+        ),
+    ] = "auto"
     step_time_target_ms: Annotated[
         float,
         Field(
@@ -392,6 +401,11 @@ class EngineConfig(_Frozen):
             raise ValueError(
                 f"draft_quantize is {self.draft_quantize}, and speculate is {self.speculate}: it is for the draft "
                 "model of speculate draft"
+            )
+        if self.draft_sharing != "auto" and self.speculate != "draft":
+            raise ValueError(
+                f"draft_sharing is {self.draft_sharing}, and speculate is {self.speculate}: it is for the draft model "
+                "of speculate draft"
             )
         if self.quantize_activations != "auto" and self.quantize != "int4":
             raise ValueError(

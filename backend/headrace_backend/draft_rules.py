@@ -50,6 +50,7 @@ def unsuitable_draft(config: EngineConfig, target: ModelFolder) -> str | None:
         or _other_vocabulary(draft, target)
         or _short_context(config, draft, target)
         or _bits(config, draft)
+        or _unshared(config, draft)
     )
     return f"draft_model {draft.name}: {reason}" if reason else None
 
@@ -190,6 +191,18 @@ def _short_context(config: EngineConfig, draft: ModelFolder, target: ModelFolder
         f"has a context of {context} tokens, and sequences have up to {longest}: max_model_len of at most {context} "
         "works"
     )
+
+
+def draft_ranks(config: EngineConfig) -> EngineConfig:
+    """The configuration by which rules for ranks judge a draft model, whose experts are cut."""
+    return config.model_copy(update={"expert_parallel": False})
+
+
+def _unshared(config: EngineConfig, draft: ModelFolder) -> str | None:
+    if config.draft_sharing != "shared":
+        return None
+    reason = unsuitable_tp(draft_ranks(config), draft.config)
+    return f"draft_sharing is shared, and {reason}; draft_sharing whole works too" if reason else None
 
 
 def _bits(config: EngineConfig, draft: ModelFolder) -> str | None:

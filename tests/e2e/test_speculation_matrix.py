@@ -42,6 +42,8 @@ BITS = {
 }
 PLACES = {"alone": CRAMPED, "tp2": (*CRAMPED, "--tp", "2"), "tp4": (*CRAMPED, "--tp", "4")}
 PLACES |= {name: (*CRAMPED, *bits) for name, bits in BITS.items()}
+# A draft model that ranks share, as they do large ones on cards.
+PLACES["shared"] = (*PLACES["tp2"], "--draft-sharing", "shared")
 # A server takes most of a minute: every drafter is in three places, and the two that compute a
 # model's layers are in all.
 EVERYWHERE = ("draft", "mtp")
@@ -49,7 +51,7 @@ CELLS = [
     (drafter, place)
     for place in PLACES
     for drafter in DRAFTERS
-    if drafter in EVERYWHERE or place in ("alone", "tp2", "int8")
+    if (drafter in EVERYWHERE or place in ("alone", "tp2", "int8")) and (drafter == "draft" or place != "shared")
 ]
 # With a cache of 8 bits other batches round other numbers, and a form makes few tokens likely.
 QUANTIZED = ("greedy", "temperature", "top_k", "penalties", "bad_words", "logprobs", "schema", "several")

@@ -157,8 +157,8 @@ class _Lengths(NamedTuple):
     "--draft-model",
     shell_complete=files,
     metavar="MODEL",
-    help="model or EAGLE-3 head that drafts for it on every rank: memory counts both; times are of steps that settle "
-    "one token a row",
+    help="model or EAGLE-3 head that drafts for it, as ranks would have it: memory counts both; times are of steps "
+    "that settle one token a row",
 )
 @click.option("--fleet", metavar="COUNTS", help="numbers of engines, as 10,100,1000: simulates each behind services")
 @click.option(

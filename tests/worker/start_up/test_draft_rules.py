@@ -129,6 +129,20 @@ def test_bits_that_do_not_suit_are_refused_by_the_name_of_the_setting(
     assert "draft_quantize is int8, and the folder is quantized already (gptq); draft_quantize off works" in said
 
 
+def test_ranks_that_do_not_divide_a_shared_draft_model_are_refused(target: ModelFolder, tmp_path: pathlib.Path) -> None:
+    narrow = changed(tmp_path / "narrow", num_attention_heads=3, num_key_value_heads=3, head_dim=32)
+    assert reason(target, narrow, load="dummy", tp=2) is None
+    assert reason(target, narrow, load="dummy", tp=2, draft_sharing="whole") is None
+    said = reason(target, narrow, load="dummy", tp=2, draft_sharing="shared")
+    assert said is not None and said.startswith("draft_model narrow: draft_sharing is shared, and tp is 2, ")
+    assert said.endswith("draft_sharing whole works too")
+
+
+def test_sharing_is_for_draft_models_alone() -> None:
+    with pytest.raises(ValueError, match="draft_sharing is shared, and speculate is ngram: it is for the draft model"):
+        EngineConfig(model=DEMO, speculate="ngram", draft_sharing="shared")
+
+
 def head_folder(path: pathlib.Path, **changes: Any) -> pathlib.Path:
     """A head for the demo, whose sizes are other ones by `changes` of its target's."""
     target = json.loads((DEMO / "config.json").read_text()) | changes.pop("target", {})

@@ -31,7 +31,13 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.start_up.device import choose_dtype
-from headrace_backend.worker.start_up.draft_model import DraftBuild, EagleBuild, MtpDraftBuild, mtp_build
+from headrace_backend.worker.start_up.draft_model import (
+    DraftBuild,
+    EagleBuild,
+    MtpDraftBuild,
+    draft_build,
+    mtp_build,
+)
 from headrace_backend.worker.start_up.memory_plan import DraftSizes, Room, plan_estimate
 from headrace_backend.worker.start_up.sizes import WorkerSizes, fitting_tokens_per_row
 from headrace_model_folder import Eagle3Folder, Eagle3Head, ModelConfig, ModelDescription
@@ -58,7 +64,7 @@ class Question(msgspec.Struct):
     gpu_bytes: int
     # Numbers of ranks.
     ranks: list[int]
-    # config.json of a draft model or head that each rank has beside its part of the model.
+    # config.json of a draft model or head that ranks have beside their parts of the model.
     draft: dict[str, Any] | None = None
 
 
@@ -154,7 +160,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     longest = config.max_model_len or model.max_position_embeddings
     layout = cache_layout(config, model, stage, draft is not None)
     sizes = WorkerSizes.of(config, longest, stage, layout, fitting_tokens_per_row(config, model))
-    beside, num_experts = None if draft is None else _beside(draft, model, sizes, dtype), _expert_weights(described)
+    beside = None if draft is None else _beside(config, draft, model, sizes, dtype, shard)
+    num_experts = _expert_weights(described)
     if model.mtp is not None and config.speculate == "mtp":
         beside = MtpDraftBuild(mtp_build(model.mtp, dtype, _CARD, schemes, shard, sizes, {}), None).memory()
         num_experts += _expert_weights(model.mtp.description)
@@ -193,10 +200,12 @@ def _parsed_draft(values: dict[str, Any]) -> _Draft:
     return parse_eagle3("config.json", values) if is_eagle3(values) else parse_config(values)
 
 
-def _beside(draft: _Draft, model: ModelConfig, sizes: WorkerSizes, dtype: torch.dtype) -> DraftSizes:
+def _beside(
+    config: EngineConfig, draft: _Draft, model: ModelConfig, sizes: WorkerSizes, dtype: torch.dtype, shard: Shard
+) -> DraftSizes:
     """A draft model or head as each rank has it; a head is taken to have no embedding."""
     if isinstance(draft, ModelConfig):
-        return DraftBuild(ModelBuild(draft, dtype, _CARD), None).memory()
+        return DraftBuild(draft_build(config, draft, dtype, _CARD, shard, sizes, {}), None).memory()
     folder = Eagle3Folder(pathlib.Path(), draft, {}, tuple(range(draft.draft_vocab_size)))
     num_layers = len(model.description.layers)
     build = HeadBuild(folder, dtype, _CARD, sizes.max_model_len, num_layers, sizes.max_num_batched_tokens)
