@@ -353,3 +353,17 @@ def test_auto_costs_nothing_and_is_near_the_best_number(batch: int, acceptance: 
     auto = ratios.pop("auto")
     assert auto >= 0.98
     assert auto >= 0.95 * max(ratios.values())
+
+
+def test_more_drafts_are_tried_where_a_graph_takes_longer_than_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 128 rows on an H200 (2026-11-28), where graphs are timed with nothing but padding."""
+    device = simulate_speculation.DraftingDevice
+    as_timed = device._decodes_ms
+    monkeypatch.setattr(
+        device, "_decodes_ms", lambda self, plan: as_timed(self, plan) + 0.43 * (128 < plan.num_tokens <= 256)
+    )
+    monkeypatch.setattr(simulate_speculation, "JUMP_MS", 0.13)
+    cases = [(128, 0.7, 160), (128, 0.8, 160), (128, 0.9, 160)]
+    for ratios in simulate_speculation.compare_in_turns(cases, 0.0, ["1", "2", "auto"], 1.0, True, 0):
+        auto = ratios.pop("auto")
+        assert auto >= 0.95 * max(ratios.values())

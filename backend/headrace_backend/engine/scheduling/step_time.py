@@ -66,10 +66,13 @@ _NUM_FEATURES = _PAIRS + 5
 # In microseconds: a model of 8e9 parameters in bf16 on an H200 by its arithmetic. Another device is
 # this times a factor until it has shown itself. What drafts cost is guessed high: a coefficient
 # that is a tenth of a step is learned within some dozens of steps, one that is a thousandth hardly
-# moves from its prior. A mask takes a thread of the host some 25 us, and there are eight of them.
+# moves from its prior. But what a draft takes beside being a token is next to nothing: guessed at 4
+# us, 128 of them explained half a millisecond that a graph of 256 tokens takes longer than it was
+# timed, and two drafts a row were never tried where they pay most (docs/experiments.md, "128 rows
+# with drafts"). A mask takes a thread of the host some 25 us, and there are eight of them.
 _PRIOR_US = (
     *(4400.0, 300.0, 1.0, 3.0, 12.0, 20.0, 20.0, 20.0, 20.0, 20.0, 600.0, 600.0, 0.033, 0.0012),
-    *(3.0, 400.0, 4.0, 300.0),
+    *(3.0, 400.0, 0.5, 300.0),
 )
 # Weight of the prior of one coefficient, in steps that consist of nothing but its feature.
 _PRIOR_WEIGHT = 0.02
