@@ -356,7 +356,7 @@ def test_auto_costs_nothing_and_is_near_the_best_number(batch: int, acceptance: 
 
 
 def test_more_drafts_are_tried_where_a_graph_takes_longer_than_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 128 rows on an H200 (2026-11-28), where graphs are timed with nothing but padding."""
+    """So it was with 128 rows of an H200 (2026-11-28): graphs are timed with padding alone."""
     device = simulate_speculation.DraftingDevice
     as_timed = device._decodes_ms
     monkeypatch.setattr(
