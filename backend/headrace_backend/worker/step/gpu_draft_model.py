@@ -42,6 +42,7 @@ from headrace_kernels.attention.plan import (
     MAX_DECODE_QUERY_LEN,
     QUERY_LEN_CLASSES,
     decode_sizes,
+    drafted_query_len,
     plan_decode,
     plan_prefill,
 )
@@ -67,6 +68,12 @@ class BlockTables(Protocol):
     # int32 [num_groups, num_rows + 1, max_blocks], and each group's: the first's are looked at.
     block_tables: torch.Tensor
     group_tables: tuple[torch.Tensor, ...]
+
+
+def _query_len_of(step: ComputedTokens) -> int:
+    """Query tokens of an entry that the decode kernel takes in a graph's step of decodes."""
+    assert isinstance(step.metadata, PagedAttentionStep) and step.metadata.decode is not None, "a GPU's decodes"
+    return step.metadata.decode.max_query_len
 
 
 class DraftPasses:
@@ -203,14 +210,14 @@ class GpuDraftModel:
         self._model, self._sizes = model, sizes
         kv_cache = model.kv_caches[0]
         self._device = kv_cache.device
-        # Of the longest entries that the decode kernel takes: a row's last token and its drafts.
+        # Of the longest entries that the decode kernel takes: a row's last token and its drafts. In
+        # graphs it takes those of the model's step, up to so many query tokens.
         self._query_len = next(
             size for size in QUERY_LEN_CLASSES if size >= min(rows.tokens_per_row, MAX_DECODE_QUERY_LEN)
         )
         num_heads, num_kv_heads, head_dim = sizes.num_heads, sizes.num_kv_heads, kv_cache.shape[4]
-        scratch = DecodeScratch.allocate(
-            num_heads, num_kv_heads, head_dim, self._query_len, self._device, sizes.programs
-        )
+        self._longest = max(self._query_len, drafted_query_len(rows.tokens_per_row, num_heads // num_kv_heads))
+        scratch = DecodeScratch.allocate(num_heads, num_kv_heads, head_dim, self._longest, self._device, sizes.programs)
         self._scratch = scratch
         self._passes = DraftPasses(model, sampler, rows, tables, sizes, scratch)
         self._batch_sizes, self._together = tuple(batch_sizes), together
@@ -242,24 +249,17 @@ class GpuDraftModel:
             tokens = (token_ids[:first], positions[:first]), (token_ids[first:], positions[first:])
             for entries, columns, part in zip(whole.cut(first), tokens, metadata.metadata, strict=True):
                 self._compute(entries, *columns, part, 0 if part is metadata.metadata[0] else first)
-        elif self._replays(computed.graph, whole):
+        elif self._graphs is not None and computed.graph is not None and ("follow", computed.graph) in self._graphs:
             if self._model.attends_in_follow:
                 self._upload_splits(whole, computed)
-            assert self._graphs is not None, "a graph that is replayed"
             self._graphs.replay(("follow", computed.graph))
         else:
             self._compute(whole, token_ids, positions, metadata, 0)
 
-    def _replays(self, graph: Hashable, entries: Entries) -> bool:
-        """Whether a step of these entries is followed from a graph."""
-        if self._graphs is None or graph is None or ("follow", graph) not in self._graphs:
-            return False
-        return not self._model.attends_in_follow or bool((entries.counts <= self._query_len).all())
-
     def _upload_splits(self, entries: Entries, computed: ComputedTokens) -> None:
         """Sends the splits of a step that is followed from a graph, behind earlier work."""
         assert isinstance(computed.metadata, PagedAttentionStep), "a GPU's step"
-        splits = self._planned_splits(entries, computed.metadata)
+        splits = self._planned_splits(entries, computed.metadata, _query_len_of(computed))
         host = staging_memory(splits.shape, torch.int32, self._device)
         host.numpy()[...] = splits
         self._splits[: len(splits)].copy_(host, non_blocking=True)
@@ -274,18 +274,23 @@ class GpuDraftModel:
         """
         if self._graphs is None:
             return
-        total = len(self._batch_sizes) + len(steps)
+        taken = {key: step for key, step in steps.items() if self._takes(step)}
+        total = len(self._batch_sizes) + len(taken)
         for done, num_rows in enumerate(reversed(self._batch_sizes)):
             progress("draft graphs", done, total, "sizes")
             self._passes.upload_padding(num_rows)
             for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
                 self._capture(self._graphs, (name, num_rows), functools.partial(run, num_rows))
         # The largest comes first, in whose memory the others find room.
-        by_size = sorted(steps.items(), key=lambda step: -len(step[1].token_ids))
+        by_size = sorted(taken.items(), key=lambda step: -len(step[1].token_ids))
         for done, (key, computed) in enumerate(by_size, len(self._batch_sizes)):
             progress("draft graphs", done, total, "sizes")
             self._capture(self._graphs, ("follow", key), functools.partial(self._follow_captured, computed))
         progress("draft graphs", total, total, "sizes")
+
+    def _takes(self, step: ComputedTokens) -> bool:
+        """Whether the decode kernel takes all entries of a step of decodes."""
+        return not self._model.attends_in_follow or _query_len_of(step) <= self._longest
 
     def _capture(self, graphs: StepGraphs, key: Hashable, run: Callable[[], None]) -> None:
         graphs.prepare(run)
@@ -297,7 +302,7 @@ class GpuDraftModel:
         assert isinstance(step, PagedAttentionStep), "a GPU's step, whole"
         if self._model.attends_in_follow:
             num_splits = decode_sizes(step.rows.shape[0], self._sizes.num_kv_heads, self._sizes.programs).num_splits
-            decode = DecodeWork(self._splits[:num_splits], self._query_len, self._scratch)
+            decode = DecodeWork(self._splits[:num_splits], _query_len_of(computed), self._scratch)
             step = dataclasses.replace(step, decode=decode, prefill=None)
         self._model.follow(computed.token_ids, computed.positions, step, 0)
 
@@ -321,17 +326,17 @@ class GpuDraftModel:
     def _decode_work(self, entries: Entries, step: PagedAttentionStep) -> DecodeWork | None:
         if (entries.counts > self._query_len).all():
             return None
-        splits = copy_to_device(self._planned_splits(entries, step), self._device)
+        splits = copy_to_device(self._planned_splits(entries, step, self._query_len), self._device)
         return DecodeWork(splits, self._query_len, self._scratch)
 
-    def _planned_splits(self, entries: Entries, step: PagedAttentionStep) -> Int32Column:
-        """The splits of a step's entries, as `DecodeColumns` has them."""
+    def _planned_splits(self, entries: Entries, step: PagedAttentionStep, query_len: int) -> Int32Column:
+        """The splits of entries of up to `query_len` tokens, as `DecodeColumns` has them."""
         return plan_decode(
             entries.counts,
             entries.seq_lens,
             self._sizes.num_kv_heads,
             step.rows.shape[0],
-            max_query_len=self._query_len,
+            max_query_len=query_len,
             programs=self._sizes.programs,
         ).splits
 
