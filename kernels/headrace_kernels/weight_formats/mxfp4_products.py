@@ -135,21 +135,27 @@ def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PL
 
 
 @triton.jit
-def columns_for_products(x, PLAIN: tl.constexpr):
-    """A warp's numbers [4, 8, warps, 8] fp32 as products take them, and what undoes their scaling.
+def scaled_columns(x):
+    """A warp's numbers [4, 8, warps, 8] fp32 times a power of two, and what undoes that.
 
-    They are multiplied by a power of two that brings the warp's largest below 2^14, so that fp16
-    holds them to 11 bits; smaller ones than 2^-27 of that one lose some. Returns the factor as [1,
-    1, warps, 1] fp32. What is not finite stays so.
+    The power brings the warp's largest below 2^14, so that fp16 holds them to 11 bits; smaller ones
+    than 2^-27 of that one lose some. The factor is [1, 1, warps, 1] fp32. What is not finite stays
+    so.
     """
     largest = tl.max(tl.max(tl.max(tl.abs(x), 3, keep_dims=True), 0, keep_dims=True), 1, keep_dims=True)
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     # 2^(13 - e) of the largest's exponent e, in the range that has an inverse.
     power = tl.minimum(267 - exponent, 253)
-    scaled = x * (power << 23).to(tl.float32, bitcast=True)
+    return x * (power << 23).to(tl.float32, bitcast=True), ((254 - power) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def columns_for_products(x, PLAIN: tl.constexpr):
+    """`scaled_columns` as `tile_pair_products` takes them: rounded to fp16, unless PLAIN."""
+    scaled, undone = scaled_columns(x)
     if not PLAIN:
         even, odd = tl.split(tl.reshape(scaled, (4, 8, x.shape[2], 4, 2)))
         scaled = tl.inline_asm_elementwise(
             "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=tl.int32, is_pure=True, pack=1
         )
-    return scaled, ((254 - power) << 23).to(tl.float32, bitcast=True)
+    return scaled, undone

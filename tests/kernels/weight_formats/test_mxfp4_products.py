@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from tests.support.kernel_case import kernels_on
 
-from headrace_kernels.weight_formats.mxfp4_products import columns_for_products
+from headrace_kernels.weight_formats.mxfp4_products import scaled_columns
 
 WARPS = 2
 
@@ -21,8 +21,8 @@ def _columns_kernel(x_ptr, scaled_ptr, undone_ptr, WARPS: tl.constexpr):
     warp = tl.arange(0, WARPS)[None, None, :, None]
     t, g = tl.arange(0, 4)[:, None, None, None], tl.arange(0, 8)[None, :, None, None]
     places = warp * 256 + g * 32 + t * 8 + tl.arange(0, 8)[None, None, None, :]
-    scaled, undone = columns_for_products(tl.load(x_ptr + places), False)
-    tl.store(scaled_ptr + places, scaled)
+    scaled, undone = scaled_columns(tl.load(x_ptr + places))
+    tl.store(scaled_ptr + places, scaled.to(tl.float16))
     tl.store(undone_ptr + warp, undone)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tests.worker.driver import (
     id_bytes,
     step,
 )
+from tests.worker.recorded_graphs import RecordedGraphs
 from tests.worker.step.test_gpu_runner import PROMPTS, cpu_runner, plans_with_options
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,46 +40,6 @@ from headrace_model_folder import ModelFolder
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 CPU = torch.device("cpu")
-
-
-class RecordedGraphs:
-    """Graphs without a card: a replay runs what was captured.
-
-    Notes replays, and calls of the ranks' collectives inside of each piece.
-    """
-
-    def __init__(self, num_calls: Callable[[], int] = lambda: 0) -> None:
-        self._runs: dict[Hashable, Callable[[], Any]] = {}
-        self._num_calls = num_calls
-        self.num_captured = 0
-        self.replayed: list[str] = []
-        self.is_replaying = False
-        # Calls inside of captured pieces, by their names.
-        self.calls = {"FORWARD": 0, "DRAW": 0, "SHARE_DRAW": 0}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._runs
-
-    def capture(self, key: tuple[Any, Any], run: Callable[[], Any]) -> None:
-        self._runs[key] = run
-        self.num_captured += 1
-        self._run(key)
-
-    def replay(self, key: tuple[Any, Any]) -> Any:
-        self.replayed.append(key[0].name)
-        return self._run(key)
-
-    def times_ms(self, launches: Mapping[Any, Callable[[], None]]) -> dict[Any, float]:
-        assert not launches, "shapes of these tests are too small to be timed"
-        return {}
-
-    def _run(self, key: tuple[Any, Any]) -> Any:
-        before, self.is_replaying = self._num_calls(), True
-        try:
-            return self._runs[key]()
-        finally:
-            self.is_replaying = False
-            self.calls[key[0].name] += self._num_calls() - before
 
 
 def captured_runner(

@@ -6,8 +6,7 @@ On a CPU, and by the GPU's kernels in the interpreter.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from tests.worker.driver import (
     make_runner,
     step,
 )
+from tests.worker.recorded_graphs import RecordedGraphs
 from tests.worker.speculation.drafted_rows import Job, plain_answers, run
 from tests.worker.speculation.test_cpu_verification import OPTIONS, assert_same, job
 from tests.worker.speculation.test_cpu_verification import runner as plain_runner
@@ -81,33 +81,6 @@ def gpu_runner(model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], k
     return drafting_gpu_runner(model, small_model(draft, kv_dtype), batch_sizes, kv_dtype)
 
 
-class EagerGraphs:
-    """Stands in for graphs where there is no card: a replay launches again what was captured."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[Hashable, Callable[[], Any]] = {}
-        self.replayed: list[Hashable] = []
-        self.num_captured = 0
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._pieces
-
-    def prepare(self, run: Callable[[], Any]) -> None:
-        run()
-
-    def capture(self, key: Hashable, run: Callable[[], Any]) -> None:
-        run()
-        self._pieces[key] = run
-        self.num_captured += 1
-
-    def replay(self, key: Hashable) -> Any:
-        self.replayed.append(key)
-        return self._pieces[key]()
-
-    def times_ms(self, launches: Mapping[Any, Callable[[], None]]) -> dict[Any, float]:
-        return dict(zip(launches, itertools.count(1.0), strict=False))
-
-
 def drafting_gpu_runner(
     model: CausalLM,
     drafting: DraftingModel,
@@ -129,7 +102,7 @@ def drafting_gpu_runner(
     speculation = Speculation(drafter, rows, model.vocab_size)
     made = GpuRunner(model, sampler, caches, limits, sizes, shapes, speculation=speculation, rows=tables)
     if where.type == "cpu":
-        made._graphs, drafter._graphs = EagerGraphs(), EagerGraphs()  # type: ignore[assignment]
+        made._graphs, drafter._graphs = RecordedGraphs(), RecordedGraphs()  # type: ignore[assignment]
     made.capture(lambda *_: None)
     return made
 
@@ -137,8 +110,8 @@ def drafting_gpu_runner(
 def followed_from_graphs(runner: GpuRunner) -> int:
     """Steps that the drafter followed by replays, where those are noted."""
     drafter = runner.speculation._drafter if runner.speculation is not None else None
-    assert isinstance(drafter, GpuDraftModel) and isinstance(drafter._graphs, EagerGraphs)
-    return sum(key[0] == "follow" for key in drafter._graphs.replayed if isinstance(key, tuple))
+    assert isinstance(drafter, GpuDraftModel) and isinstance(drafter._graphs, RecordedGraphs)
+    return drafter._graphs.replayed.count("follow")
 
 
 class Recording:
