@@ -39,9 +39,10 @@ _HEAD_OUTPUTS = 65_536
 # tiles of `launch_rule`, or by cuBLAS and separate operations, 3.99 and 4.28 (docs/experiments.md,
 # "Launch rules of products").
 _FEWEST_STREAM_ROWS = 2
-# Rows up to which that kernel norms them as well: 32 layers' products take an H200 3.48 ms so with
-# 8 rows, and 3.53 behind norms of their own; with 9 both take 3.60 (docs/experiments.md, "norms
-# inside products of few rows").
+# Rows up to which that kernel norms them as well, where it multiplies by no gate: 32 layers'
+# products take an H200 3.48 ms so with 8 rows, and 3.53 behind norms of their own. With 9 rows QKV
+# takes 0.5 us longer so, and gate and up 0.3 us less (docs/experiments.md, "norms inside products
+# of few rows").
 _MOST_NORMED_ROWS = 8
 _GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
 _MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
@@ -101,9 +102,9 @@ def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTil
     return _MANY_STREAMS if 3 * weight.shape[0] >= 2 * 64 * card.multiprocessors(weight.device) else _FEW_STREAMS
 
 
-def _norms_inside(x: Tensor) -> bool:
+def _norms_inside(x: Tensor, gated: bool) -> bool:
     """Whether the kernel for sm_90 norms x itself, which it does in bf16 alone."""
-    return x.dtype == torch.bfloat16 and len(x) <= _MOST_NORMED_ROWS
+    return x.dtype == torch.bfloat16 and (gated or len(x) <= _MOST_NORMED_ROWS)
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
@@ -164,7 +165,7 @@ def _multiply(
         tile = launch_rule(x.shape[0], out.shape[1], x.shape[1], gated, early)
         multiply(x, weight, bias, out, tile, norm, gated, add, early)
     else:
-        if norm is not None and not _norms_inside(x):
+        if norm is not None and not _norms_inside(x, gated):
             x, norm = rms_norm(x, *norm), None
         multiply_streams(x, weight, bias, out, streams, norm, gated, add, is_parameter)
 

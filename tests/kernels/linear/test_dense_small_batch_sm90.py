@@ -95,11 +95,16 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "dtype", "is_inside"),
-    [(2, torch.bfloat16, True), (8, torch.bfloat16, True), (9, torch.bfloat16, False), (8, torch.float16, False)],
+    ("num_rows", "dtype", "qkv_inside", "gates_inside"),
+    [
+        (2, torch.bfloat16, True, True),
+        (8, torch.bfloat16, True, True),
+        (9, torch.bfloat16, False, True),
+        (8, torch.float16, False, False),
+    ],
 )
 def test_the_kernel_norms_few_rows_of_bf16_and_a_kernel_before_it_others(
-    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, is_inside: bool
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, qkv_inside: bool, gates_inside: bool
 ) -> None:
     norms: list[object] = []
 
@@ -114,7 +119,8 @@ def test_the_kernel_norms_few_rows_of_bf16_and_a_kernel_before_it_others(
     x, norm_weight, weight = (torch.zeros(*shape, dtype=dtype) for shape in ((num_rows, 512), (512,), (64, 512)))
     dense_small_batch.norm_linear(x, norm_weight, EPS, weight, None)
     dense_small_batch.norm_swiglu(x, norm_weight, EPS, weight, None)
-    assert norms == ([(norm_weight, EPS)] * 2 if is_inside else ["before", None] * 2)
+    expected = [[(norm_weight, EPS)] if inside else ["before", None] for inside in (qkv_inside, gates_inside)]
+    assert norms == expected[0] + expected[1]
 
 
 def test_a_wait_that_is_missing_shows() -> None:
