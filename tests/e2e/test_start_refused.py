@@ -94,8 +94,8 @@ def test_a_name_or_address_that_can_not_be_is_refused_before_anything_starts(
 ) -> None:
     ended, _ = refused(*options)
     assert ended.returncode == 2
-    [line] = ended.stderr.splitlines()
-    assert line.startswith(said) and ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert ended.stderr.startswith(said) and ended.stdout == ""
 
 
 def test_a_second_server_on_the_same_port_is_refused(server: RunningServer) -> None:

@@ -419,7 +419,10 @@ def test_the_gpus_runner_takes_them_all(
         shapes = captured_shapes((1, 2), (16,), 3, sizes)
         runner = GpuRunner(shallow_llama, sampler, kv_caches, limits, sizes, shapes, rows=rows, speculation=speculation)
         deepest = deepest_steps(worker_sizes, pool)
-        plans = [*largest_steps(worker_sizes, pool), *deepest, *list(gpu_steps(worker_sizes, pool))[-20:]]
+        warm = list(gpu_steps(worker_sizes, pool))
+        # The last ones, from where no row is taken.
+        first = next(number for number in range(len(warm) - 30, len(warm)) if warm[number - 1].released_rows.size)
+        plans = [*largest_steps(worker_sizes, pool), *deepest, *warm[first:]]
         drafted = [plan for plan in plans if (plan.forward.known_counts < plan.forward.counts - 1).any()]
         assert bool(drafted) == (speculate != "off")
         run_steps(runner, plans, lambda done: None)

@@ -168,8 +168,7 @@ def gpu_steps(sizes: WorkerSizes, pool: BlockPool) -> Iterator[StepPlan]:
             yield from drafted_steps(sizes, pool, rows, sampling)
     # Attention has kernels for some numbers of a row's query tokens, which it deals out to several
     # programs where a step has few.
-    for query_len in QUERY_LEN_CLASSES:
-        num_drafts = min(query_len - 1, sizes.num_drafts)
+    for num_drafts in sorted({min(size - 1, sizes.num_drafts) for size in QUERY_LEN_CLASSES}):
         for rows in (1, MOST_TOKENS_IN_PARTS // (1 + num_drafts) + 1):
             if rows < most_rows:
                 yield from drafted_steps(sizes, pool, rows, SamplingKind.GREEDY, num_drafts)
