@@ -317,17 +317,19 @@ class GpuRunner:
         """
         if self._graphs is None:
             return
-        self._gathers = ()
-        for done, shape in enumerate(reversed(self._shapes)):
-            progress("graphs", done, len(self._shapes), "shapes")
+        shapes, self._gathers = self._shapes[::-1], ()
+        # Layers of one kind launch the same kernels, so that a few of them load all. All shapes are
+        # prepared together, because ranks agree on these layers each time.
+        with self._model.representative_layers():
+            for shape in shapes:
+                self._buffers.upload_padding(shape, self._rows.scratch_row)
+                for piece in self._pieces(shape):
+                    self._graphs.prepare(functools.partial(self._run, piece, shape))
+        for done, shape in enumerate(shapes):
+            progress("graphs", done, len(shapes), "shapes")
             self._buffers.upload_padding(shape, self._rows.scratch_row)
-            pieces = {(piece, shape): functools.partial(self._run, piece, shape) for piece in self._pieces(shape)}
-            # Layers of one kind launch the same kernels, so that a few of them load all.
-            with self._model.representative_layers():
-                for run in pieces.values():
-                    self._graphs.prepare(run)
-            for key, run in pieces.items():
-                self._graphs.capture(key, run)
+            for piece in self._pieces(shape):
+                self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
             if self.speculation is not None and self._inputs is not None:
                 self._captured_tokens[shape] = _computed(self._inputs, shape)
         progress("graphs", len(self._shapes), len(self._shapes), "shapes")
