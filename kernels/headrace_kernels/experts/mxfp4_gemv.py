@@ -55,8 +55,6 @@ class FewTile(NamedTuple):
     ahead: int
     # Blocks of outputs that a program computes, one after the other.
     loops: int = 1
-    # Registers of a thread, at most; None: as many as the compiler likes.
-    registers: int | None = None
     # Loads stay among the products, where they are written.
     in_order: bool = False
 
@@ -379,7 +377,7 @@ def multiply_few(
     )  # fmt: skip
 
 
-def _few_options(weights: ExpertWeights, tile: FewTile, slots: int) -> dict[str, int | bool | None]:
+def _few_options(weights: ExpertWeights, tile: FewTile, slots: int) -> dict[str, int | bool]:
     """Options of a launch whose programs have `slots` experts."""
     steps = triton.cdiv(weights.num_inputs, 2 * TILE_INPUTS)
     parts = max(1, min(tile.parts, triton.next_power_of_2(steps), _MOST_WARPS // slots))
@@ -392,5 +390,4 @@ def _few_options(weights: ExpertWeights, tile: FewTile, slots: int) -> dict[str,
         "EARLY": early,
         "num_warps": slots * parts,
         "launch_pdl": early,
-        "maxnreg": tile.registers,
     }
