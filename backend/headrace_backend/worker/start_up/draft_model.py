@@ -31,8 +31,8 @@ from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import Eagle3Folder, ModelConfig, ModelFolder, TensorRecord, open_mtp
 
 # Weights of a draft model from which ranks on GPUs share it. Whole, each pass reads all of them on
-# every rank: four H100s take 5.3 ms for 8B in bf16, where a server of the same model on four takes
-# 2.0 for a step. Shared, its sums are exposed for some 3 us a layer. Reckoned from these.
+# every rank: 8B in bf16 take an H100 5.3 ms by their bytes, and a server of that model on four
+# takes 2.0 for a step. Shared, its sums are exposed for some 3 us a layer. Reckoned from these.
 _SHARED_FROM_BYTES = 512 << 20
 
 

@@ -10,7 +10,7 @@ Nothing here waits for the device or reads from it: where a row stands only the 
 is the same launches for each draft, which find its number on the device
 (`headrace_kernels.speculation.draft_passes`), so one graph for each size of the batch serves any
 number of drafts. Steps of decodes that the model replays from a graph have one here too: launched
-kernel by kernel, an 8B draft of four ranks kept their hosts busy for longer than all its passes
+kernel by kernel, that took three quarters of the hosts' time for an 8B draft of four ranks
 (docs/experiments.md, "a draft of 8B beside 70B on four"). Drafts are drawn with the row's own
 parameters and noise, at the places of the output that they stand for, as the model will draw there.
 """
