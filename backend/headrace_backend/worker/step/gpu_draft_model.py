@@ -1,11 +1,13 @@
 """A drafting model on a GPU: it follows the model's steps, and drafts at the head of the next one.
 
 Owns when its passes are launched (`draft_passes`), and from which graphs. Its blocks have the
-numbers of the model's, and it computes every token that the model computes, so that prefix hits,
-copies of blocks and preemption hold for both.
+numbers of the model's, and it computes every token that the model computes before it drafts behind
+it, so that prefix hits, copies of blocks and preemption hold for both.
 
-    head of a step      rows as they stand -> (pass over one token a row -> draw) for each draft
-    behind the model    all tokens of the step, the last draft among them, for their keys and values
+    head of a step      what rows are behind -> their keys and values; then rows as they stand ->
+                        (pass over one token a row -> draw) for each draft
+    behind the model    all tokens of the step, the last draft among them, for their keys and
+                        values; or they are noted until somebody drafts (`deferred_steps`)
 
 Nothing here waits for the device or reads from it: where a row stands only the device knows. Steps
 of decodes that the model replays from a graph have one here too: launched kernel by kernel, that
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -29,8 +31,10 @@ from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.deferred_steps import DeferredSteps
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.drafter import ComputedTokens
+from headrace_backend.worker.speculation.noted_tokens import NotedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.draft_passes import BlockTables, DraftPasses
 from headrace_backend.worker.step.drafting_model import DraftingModel
@@ -65,6 +69,7 @@ class GpuDraftModel:
         sizes: AttentionSizes,
         batch_sizes: Sequence[int] = (),
         together: Collectives | None = None,
+        deferred: DeferredSteps | None = None,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -76,6 +81,8 @@ class GpuDraftModel:
             sizes: Sizes of a layer's attention, of the drafting model.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
             together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
+            deferred: Which steps need not be followed yet, of a model that needs no more of them
+                than their tokens; None: all are followed at once.
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model, self._sizes = model, sizes
@@ -96,13 +103,19 @@ class GpuDraftModel:
         # Splits of a step that is followed from a graph, for the most rows.
         most_splits = decode_sizes(tables.scratch_row, num_kv_heads, sizes.programs).num_splits
         self._splits = torch.full((most_splits, 4), -1, dtype=torch.int32, device=self._device)
+        self._deferred = deferred
+        self._noted = None if deferred is None else NotedTokens(deferred, tables, kv_cache.shape[3])
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
+        if self._deferred is not None:
+            self._deferred.begin(plan)
         self._model.copy_blocks(plan.forward)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
-        """Implements `HeadDrafter.draft`."""
+        """Implements `HeadDrafter.draft`: rows that are behind catch up first."""
+        if self._deferred is not None:
+            self._catch_up(self._deferred.drafted(drafted))
         size = drafted.rows.size
         num_rows = next((batch for batch in self._batch_sizes if batch >= size), size)
         self._passes.upload(drafted, num_rows)
@@ -113,7 +126,12 @@ class GpuDraftModel:
         return drafts if self._together is None else self._together.all_gather(drafts)[0]
 
     def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
-        """Implements `HeadDrafter.follow`: launches keys and values of the same tokens."""
+        """Implements `HeadDrafter.follow`: launches keys and values of the same tokens.
+
+        A step that may be deferred has its tokens noted alone.
+        """
+        if self._deferred is not None and self._defer(self._deferred, plan, computed.token_ids):
+            return
         whole, (token_ids, positions, metadata, _) = Entries.of(plan.forward), computed
         if isinstance(metadata, StepPieces):
             first = metadata.first
@@ -126,6 +144,22 @@ class GpuDraftModel:
             self._graphs.replay(("follow", computed.graph))
         else:
             self._compute(whole, token_ids, positions, metadata, 0)
+
+    def _defer(self, deferred: DeferredSteps, plan: StepPlan, token_ids: torch.Tensor) -> bool:
+        """Notes tokens of rows that are behind or get so; whether the step needs nothing more."""
+        assert self._noted is not None, "made together"
+        self._catch_up(deferred.overdue(plan))
+        noted = deferred.noted(plan)
+        if noted is not None:
+            self._noted.note(noted, token_ids)
+        return deferred.defers
+
+    def _catch_up(self, pieces: Iterator[Entries]) -> None:
+        """Launches keys and values of noted tokens, a pass for each piece."""
+        assert self._noted is not None, "made together"
+        for entries in pieces:
+            token_ids, positions, step = self._noted.step_of(entries)
+            self._compute(entries, token_ids, positions, step, 0)
 
     def _upload_splits(self, entries: Entries, computed: ComputedTokens) -> None:
         """Sends the splits of a step that is followed from a graph, behind earlier work."""
