@@ -246,6 +246,8 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
     on_device(check, device)
 
 
+# `test_deferred_steps` covers most of it without kernels.
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_a_gpus_rows_catch_up_with_steps_that_had_no_drafts(
     shallow_llama: CausalLM, device: str, request: pytest.FixtureRequest
