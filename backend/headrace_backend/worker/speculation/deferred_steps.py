@@ -104,7 +104,7 @@ class DeferredSteps:
         return self._caught_up(drafted.rows, drafted.bounds)
 
     def overdue(self, plan: StepPlan) -> Iterator[Entries]:
-        """As `drafted`, of rows behind of which the step at hand has more than can be noted."""
+        """Does what `drafted` does for rows of which the step has more than can be noted."""
         entries = Entries.of(plan.forward)
         firsts = self._firsts[entries.rows]
         is_over = (firsts >= 0) & (entries.seq_lens - firsts > self._limits[entries.rows])
@@ -136,7 +136,7 @@ class DeferredSteps:
         return Noted(ranges(begins[is_behind], counts), self.places(rows, positions))
 
     def places(self, rows: Int32Column, positions: Int64Column) -> Int64Column:
-        """Where a token of a row is noted, in int32 [num_rows, window] read as one line."""
+        """Places of tokens of rows in their memory, int32 [num_rows, window] read as one line."""
         return rows.astype(np.int64) * self.window + positions % self.window
 
 
