@@ -142,7 +142,7 @@ def build_step_inputs(
 def scatter_int32_reference(target: Tensor, places: Tensor, values: Tensor) -> None:
     """Specification of `scatter_int32`, in plain PyTorch."""
     kept = places >= 0
-    target.index_copy_(0, places[kept], values[kept])
+    target.index_copy_(0, places[kept], values[kept].int())
 
 
 @triton.jit(do_not_specialize=["target", "places", "values", "num_values"])
@@ -159,7 +159,7 @@ def scatter_int32(target: Tensor, places: Tensor, values: Tensor) -> None:
     Args:
         target: [size] int32, changed in place.
         places: [num_values] int64, none twice; -1: nothing is written.
-        values: [num_values] int32.
+        values: [num_values] int32 or int64.
     """
     if not uses_triton(target):
         scatter_int32_reference(target, places, values)
@@ -169,7 +169,7 @@ def scatter_int32(target: Tensor, places: Tensor, values: Tensor) -> None:
 
 def store_last_tokens_reference(last_tokens: Tensor, rows: Tensor, tokens: Tensor) -> None:
     """Specification of `store_last_tokens`, in plain PyTorch."""
-    scatter_int32_reference(last_tokens, rows.long(), tokens.int())
+    scatter_int32_reference(last_tokens, rows.long(), tokens)
 
 
 def store_last_tokens(last_tokens: Tensor, rows: Tensor, tokens: Tensor) -> None:

@@ -96,13 +96,14 @@ def test_steps_of_several_programs(num_tokens: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_values", [0, 1, 300])
-def test_scatter_writes_its_places_only(num_values: int, device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_scatter_writes_its_places_only(num_values: int, dtype: torch.dtype, device: str) -> None:
     numbers = Numbers(device, torch.float32)
     target = numbers.integers(0, 1000, 400, dtype=torch.int32)
     places = torch.randperm(400, generator=torch.Generator().manual_seed(1))[:num_values].to(device)
-    values = numbers.integers(-(2**31), 2**31 - 1, num_values, dtype=torch.int32)
+    values = numbers.integers(-(2**31), 2**31 - 1, num_values, dtype=dtype)
     expected = target.clone()
-    expected[places[: num_values // 2]] = values[: num_values // 2]
+    expected[places[: num_values // 2]] = values[: num_values // 2].int()
     places[num_values // 2 :] = -1
     with kernels_on(device):
         scatter_int32(target, places, values)

@@ -34,6 +34,7 @@ from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.deferred_steps import DeferredSteps
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
@@ -77,8 +78,10 @@ def drafting_cpu_runner(
     return CpuRunner(model, batch, sampler, caches_of(model, model.num_layers, kv_dtype), speculation), drafter
 
 
-def gpu_runner(model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], kv_dtype: str = "auto") -> GpuRunner:
-    return drafting_gpu_runner(model, small_model(draft, kv_dtype), batch_sizes, kv_dtype)
+def gpu_runner(
+    model: CausalLM, draft: CausalLM, batch_sizes: tuple[int, ...], kv_dtype: str = "auto", window: int = MAX_MODEL_LEN
+) -> GpuRunner:
+    return drafting_gpu_runner(model, small_model(draft, kv_dtype), batch_sizes, kv_dtype, window=window)
 
 
 def drafting_gpu_runner(
@@ -87,6 +90,7 @@ def drafting_gpu_runner(
     batch_sizes: tuple[int, ...],
     kv_dtype: str,
     kind: type[GpuDraftModel] = GpuDraftModel,
+    window: int = MAX_MODEL_LEN,
 ) -> GpuRunner:
     """The GPU's runner on the model's device, which may be a CPU."""
     caches = caches_of(model, model.num_layers, kv_dtype)
@@ -95,7 +99,8 @@ def drafting_gpu_runner(
     tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
     own = AttentionSizes.of(drafting.num_heads, drafting.kv_caches[0], torch.float32)
-    drafter = kind(drafting, sampler, rows, tables, own, batch_sizes)
+    deferred = DeferredSteps(NUM_ROWS, window, 128) if drafting.attends_in_follow else None
+    drafter = kind(drafting, sampler, rows, tables, own, batch_sizes, deferred=deferred)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
     limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
     shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
@@ -237,6 +242,35 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
         assert_all_is_settled(runner, jobs, expected)
         if device == "cpu":
             assert bool(followed_from_graphs(runner)) == bool(batch_sizes)
+
+    on_device(check, device)
+
+
+# `test_deferred_steps` covers most of it without kernels.
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_a_gpus_rows_catch_up_with_steps_that_had_no_drafts(
+    shallow_llama: CausalLM, device: str, request: pytest.FixtureRequest
+) -> None:
+    """All is settled behind steps that were not followed, by few tokens of a row and by many."""
+    model: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama_on_gpu")
+    twin: CausalLM = shallow_llama if device == "cpu" else request.getfixturevalue("llama")
+    jobs = [job(0, 21), job(1, 21, **OPTIONS["temperature"])]
+    expected = plain_answers(lambda: plain_runner(twin), jobs)
+    # Of both rows: steps that are deferred behind the prompts, drafts, one that must be followed.
+    numbers = iter([0] * 2 * 9 + [2, 0, 2, 1] + [0] * 2 * 2 + [3] * 100)
+
+    def check() -> None:
+        runner = gpu_runner(model, model, (1, 2), window=16)
+        recording, results = Recording(runner), list[StepResult]()
+        found = run(recording, jobs, lambda: next(numbers), on_result=results.append)
+        assert_same(found, expected)
+        pairs = zip(results, recording.most, strict=True)
+        assert [result.counts.tolist() or [1] * len(most) for result, most in pairs] == recording.most
+        if device == "cpu":
+            # Steps that were drafted for and the one behind drafts, not the nine and the one.
+            followed = [2 * [1] != most for most in recording.most[1:]]
+            assert followed_from_graphs(runner) <= sum(followed) + 1
 
     on_device(check, device)
 

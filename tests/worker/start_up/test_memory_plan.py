@@ -20,6 +20,7 @@ from headrace_backend.server.workers.start_report import StartReport
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype
 from headrace_backend.worker.start_up.memory_plan import (
+    DraftSizes,
     ModelMemory,
     Room,
     free_memory_bytes,
@@ -60,6 +61,18 @@ def test_a_gpu_cache_gets_what_the_model_leaves() -> None:
     assert plan.num_blocks == (10 * GIB - 256 * MIB - 150 * MIB) // MIB
     large = plan_memory(sizes_of(), MEMORY, Room(GPU, 130 * GIB, 140 * GIB))
     assert large.reserve_bytes == int(0.0075 * 140 * GIB)
+
+
+def test_noted_tokens_of_a_draft_model_are_counted_once_and_on_gpus_alone() -> None:
+    model = demo_config().description
+    weights = WeightMemory(MIB, 0)
+    draft, sizes = DraftSizes(model, weights), sizes_of(4096, max_num_seqs=8, speculate="draft", draft_model="draft")
+    for on_gpu, noted in ((True, 8 * 2048 * 4), (False, 0)):
+        alone = model_memory(model, sizes, weights, torch.float32, on_gpu)
+        both = model_memory(model, sizes, weights, torch.float32, on_gpu, draft)
+        assert both.activations == 2 * alone.activations + noted
+    eagle = dataclasses.replace(sizes, speculate="eagle")
+    assert model_memory(model, eagle, weights, torch.float32, True, draft).activations == 2 * alone.activations
 
 
 def test_configured_sizes_hold_whatever_is_free() -> None:

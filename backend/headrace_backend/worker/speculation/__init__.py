@@ -7,6 +7,8 @@
     ngram_drafter       proposes what followed a row's last tokens before
     suffix_drafter      the same from earlier answers of the row's tenant too
     drafted_rows        the rows that a draft model drafts for (`step.cpu_draft_model`)
+    deferred_steps      steps that it need not follow yet, and what rows are behind
+    noted_tokens        those steps' tokens on the device (`step.gpu_draft_model`)
 
 The arithmetic is `headrace_kernels.speculation`; which draws see which drafts before them is
 `sampling.drafted_draws`.

@@ -11,6 +11,7 @@ import torch
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.models.draft_head import DraftHead
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.deferred_steps import DeferredSteps, window_tokens
 from headrace_backend.worker.speculation.drafter import Drafter, HeadDrafter
 from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
 from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
@@ -75,7 +76,12 @@ def gpu_speculation(
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
     attention = AttentionSizes.of(draft.num_heads, draft.kv_caches[0], draft.dtype)
-    passes = (sizes.batch_graphs, model.shard.collectives)
+    deferred = None
+    # A head needs what the model computed, which the next step overwrites.
+    if draft.attends_in_follow:
+        window = window_tokens(sizes.max_model_len)
+        deferred = DeferredSteps(sizes.max_num_seqs, window, sizes.max_num_batched_tokens)
+    passes = (sizes.batch_graphs, model.shard.collectives, deferred)
     return _joined(GpuDraftModel(draft, sampler, rows, tables, attention, *passes), rows, model)
 
 

@@ -26,6 +26,7 @@ from headrace_backend.step.messages import MemoryPlan
 from headrace_backend.worker.errors import DoesNotFit
 from headrace_backend.worker.sampling.penalty_slots import BYTES_PER_TOKEN
 from headrace_backend.worker.sampling.prompt_logprobs import CPU_PIECE_ROWS
+from headrace_backend.worker.speculation.deferred_steps import noted_bytes
 from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
@@ -151,7 +152,11 @@ def model_memory(
     if draft is not None:
         alone = dataclasses.replace(sizes, num_ranks=draft.num_ranks, stage=WHOLE, cache=WHOLE_CONTEXTS)
         beside = model_memory(draft.description, alone, draft.weights, dtype, on_gpu)
-        beside = dataclasses.replace(beside, kv_block=beside.kv_block + sizes.block_size * draft.state_bytes)
+        beside = dataclasses.replace(
+            beside,
+            activations=beside.activations + _noted_bytes(sizes, on_gpu),
+            kv_block=beside.kv_block + sizes.block_size * draft.state_bytes,
+        )
         return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
@@ -214,6 +219,11 @@ def _history_bytes(sizes: WorkerSizes) -> int:
     if sizes.speculate == "suffix":
         return memory_bytes(sizes.max_num_seqs, sizes.max_model_len)
     return 4 * sizes.max_num_seqs * sizes.max_model_len if sizes.speculate == "ngram" else 0
+
+
+def _noted_bytes(sizes: WorkerSizes, on_gpu: bool) -> int:
+    """Bytes of tokens that a draft model has not followed yet; on a CPU it follows every step."""
+    return noted_bytes(sizes.max_num_seqs, sizes.max_model_len) if on_gpu and sizes.speculate == "draft" else 0
 
 
 def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:

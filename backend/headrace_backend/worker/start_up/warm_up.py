@@ -103,7 +103,8 @@ def drafted_steps(
 ) -> Iterator[StepPlan]:
     """Rows of a short prompt with as many drafts behind it as there may be; none without drafts.
 
-    They are `most` at most, unless that is None.
+    They are `most` at most, unless that is None. Where a draft model drafts, a step without drafts
+    comes between, which it has to catch up with.
     """
     num_drafts = min(sizes.num_drafts, sizes.max_num_batched_tokens // rows - 1)
     num_drafts = num_drafts if most is None else min(num_drafts, most)
@@ -111,6 +112,9 @@ def drafted_steps(
         return
     prompt = make_step([Chunk(0, 1)] * rows, pool, sampling)
     yield prompt
+    if sizes.speculate == "draft" and sizes.max_model_len >= 3 + num_drafts:
+        prompt = next_step(prompt, pool)
+        yield prompt
     yield drafted_step(prompt, num_drafts)
     yield release_step(rows)
 

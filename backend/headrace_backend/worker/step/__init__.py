@@ -8,7 +8,7 @@ the same tokens:
                                                     fits
     block tables, last tokens       cpu_runner      buffers
     the model's inputs              cpu_runner      columns (on the host), buffers (on the card)
-    a small model that drafts       cpu_draft_model gpu_draft_model
+    a small model that drafts       cpu_draft_model gpu_draft_model, by its draft_passes
 
 Both take a plan's entries, cut them where a step goes in pieces and make its columns flat by
 `plan_columns`, keep keys and values in `kv_caches`, and choose tokens by `sampling/`.

@@ -2,6 +2,7 @@
 
 Owns the order of its passes. Its blocks have the numbers of the model's, and it computes every
 token that the model computes, so that prefix hits, copies of blocks and preemption hold for both.
+It does so at once, where a GPU's puts steps without drafts off.
 
     head of a step      the row's last token, then each draft behind it: a pass and a draw each
     behind the model    all tokens of the step, the last draft among them, for their keys and values

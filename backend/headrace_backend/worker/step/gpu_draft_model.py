@@ -1,28 +1,27 @@
 """A drafting model on a GPU: it follows the model's steps, and drafts at the head of the next one.
 
-Owns its passes. Its blocks have the numbers of the model's, and it computes every token that the
-model computes, so that prefix hits, copies of blocks and preemption hold for both.
+Owns when its passes are launched (`draft_passes`), and from which graphs. Its blocks have the
+numbers of the model's, and it computes every token that the model computes before it drafts behind
+it, so that prefix hits, copies of blocks and preemption hold for both.
 
-    head of a step      rows as they stand -> (pass over one token a row -> draw) for each draft
-    behind the model    all tokens of the step, the last draft among them, for their keys and values
+    head of a step      what rows are behind -> their keys and values; then rows as they stand ->
+                        (pass over one token a row -> draw) for each draft
+    behind the model    all tokens of the step, the last draft among them, for their keys and
+                        values; or they are noted until somebody drafts (`deferred_steps`)
 
-Nothing here waits for the device or reads from it: where a row stands only the device knows. A pass
-is the same launches for each draft, which find its number on the device
-(`headrace_kernels.speculation.draft_passes`), so one graph for each size of the batch serves any
-number of drafts. Steps of decodes that the model replays from a graph have one here too: launched
-kernel by kernel, that took three quarters of the hosts' time for an 8B draft of four ranks
-(docs/experiments.md, "a draft of 8B beside 70B on four"). Drafts are drawn with the row's own
-parameters and noise, at the places of the output that they stand for, as the model will draw there.
+Nothing here waits for the device or reads from it: where a row stands only the device knows. Steps
+of decodes that the model replays from a graph have one here too: launched kernel by kernel, that
+took three quarters of the hosts' time for an 8B draft of four ranks (docs/experiments.md, "a draft
+of 8B beside 70B on four"). Drafts are drawn with the row's own parameters and noise, at the places
+of the output that they stand for, as the model will draw there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
@@ -32,9 +31,12 @@ from headrace_backend.weights.progress import Progress
 from headrace_backend.worker.device_copies import copy_to_device, staging_memory
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.sampling.sampler import Sampler
+from headrace_backend.worker.speculation.deferred_steps import DeferredSteps
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.drafter import ComputedTokens
+from headrace_backend.worker.speculation.noted_tokens import NotedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
+from headrace_backend.worker.step.draft_passes import BlockTables, DraftPasses
 from headrace_backend.worker.step.drafting_model import DraftingModel
 from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.shape import AttentionSizes
@@ -47,139 +49,12 @@ from headrace_kernels.attention.plan import (
     plan_prefill,
 )
 from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep, PrefillWork
-from headrace_kernels.speculation.acceptance import RowState
-from headrace_kernels.speculation.draft_passes import (
-    DraftsSoFar,
-    PassColumns,
-    PassInputs,
-    build_pass_inputs,
-    keep_drawn,
-)
-
-_PASS_QUERY_LEN = 1
-# Of a pass: rows, drafts of each, planned positions and places in the output.
-_NUM_ROW_COLUMNS = 4
-
-
-class BlockTables(Protocol):
-    """The rows' block tables on a GPU (`buffers.DeviceRows`)."""
-
-    scratch_row: int
-    # int32 [num_groups, num_rows + 1, max_blocks], and each group's: the first's are looked at.
-    block_tables: torch.Tensor
-    group_tables: tuple[torch.Tensor, ...]
 
 
 def _query_len_of(step: ComputedTokens) -> int:
     """Query tokens of an entry that the decode kernel takes in a graph's step of decodes."""
     assert isinstance(step.metadata, PagedAttentionStep) and step.metadata.decode is not None, "a GPU's decodes"
     return step.metadata.decode.max_query_len
-
-
-class DraftPasses:
-    """The passes over one token of each drafted row."""
-
-    def __init__(
-        self,
-        model: DraftingModel,
-        sampler: Sampler,
-        rows: RowDrafts,
-        tables: BlockTables,
-        sizes: AttentionSizes,
-        scratch: DecodeScratch,
-    ) -> None:
-        """Allocates what passes share.
-
-        Args:
-            model: The drafting model.
-            sampler: The rows' parameters, which the model's own draw reads too.
-            rows: Last tokens of rows and their positions.
-            tables: The rows' blocks.
-            sizes: Sizes of a layer's attention, of the drafting model.
-            scratch: Attention's, of at least one query token.
-        """
-        self._model, self._sampler = model, sampler
-        self._tables, self._sizes, self._scratch = tables, sizes, scratch
-        self._state = RowState(rows.last_tokens, rows.next_positions)
-        max_num_seqs = tables.scratch_row
-        self._device = device = model.kv_caches[0].device
-        self._block_size = model.kv_caches[0].shape[3]
-        most_splits = self._num_splits(max_num_seqs)
-        self._piece = torch.zeros(_NUM_ROW_COLUMNS * max_num_seqs + 4 * most_splits, dtype=torch.int32, device=device)
-        self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
-        wide = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=device)
-        self._inputs = PassInputs(*wide, *torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device))
-        # int32 [max_num_seqs, num_drafts] what is drafted for the rows of the step in the making.
-        self.drafts = torch.zeros(max_num_seqs, rows.tokens_per_row - 1, dtype=torch.int32, device=device)
-        self._so_far = DraftsSoFar(self.drafts, torch.zeros(1, dtype=torch.int64, device=device))
-
-    def _num_splits(self, num_rows: int) -> int:
-        return decode_sizes(num_rows, self._sizes.num_kv_heads, self._sizes.programs).num_splits
-
-    def upload(self, drafted: DraftedRows, num_rows: int) -> None:
-        """Sends the columns of a batch that is padded to `num_rows`, behind earlier work."""
-        num_splits = self._num_splits(num_rows)
-        host = staging_memory(_NUM_ROW_COLUMNS * num_rows + 4 * num_splits, torch.int32, self._device)
-        columns = host.numpy()[: _NUM_ROW_COLUMNS * num_rows].reshape(_NUM_ROW_COLUMNS, num_rows)
-        columns[0], columns[1:] = self._tables.scratch_row, 0
-        columns[:, : drafted.rows.size] = drafted
-        lengths = np.zeros(num_rows, np.int32)
-        lengths[: drafted.rows.size] = drafted.bounds + drafted.counts
-        decode = plan_decode(
-            (lengths > 0).astype(np.int32),
-            lengths,
-            self._sizes.num_kv_heads,
-            num_rows,
-            max_query_len=_PASS_QUERY_LEN,
-            programs=self._sizes.programs,
-        )
-        host.numpy()[_NUM_ROW_COLUMNS * num_rows :] = decode.splits.reshape(-1)
-        self._piece[: host.numel()].copy_(host, non_blocking=True)
-
-    def upload_padding(self, num_rows: int) -> None:
-        """Sends columns of a pass in which nothing takes part."""
-        self._piece.zero_()
-        self._piece[:num_rows] = self._tables.scratch_row
-        self._piece[_NUM_ROW_COLUMNS * num_rows :] = -1
-
-    def begin(self, num_rows: int) -> None:
-        """Launches what the first pass needs: no drafts yet, and what the model has of the rows."""
-        rows = self._columns(num_rows).rows
-        first = self._state.next_positions[rows.long()]
-        self._so_far.place.zero_()
-        self._model.begin(rows, first, self._attention_step(num_rows))
-
-    def run(self, num_rows: int) -> None:
-        """Launches one pass: computes a token of each row, and draws and notes the next."""
-        columns, inputs = self._columns(num_rows), self._inputs_of(num_rows)
-        table = self._tables.block_tables[0]
-        build_pass_inputs(columns, self._state, self._so_far, table, self._block_size, inputs)
-        hidden = self._model.compute(inputs.token_ids, inputs.positions, columns.rows, self._attention_step(num_rows))
-        logits = self._model.logits(hidden).float()
-        drawn, _ = self._sampler.draw_all(logits, columns.rows, inputs.draw_positions)
-        keep_drawn(drawn, self._so_far)
-
-    def _columns(self, num_rows: int) -> PassColumns:
-        end = _NUM_ROW_COLUMNS * num_rows
-        return PassColumns(*self._piece[:end].view(_NUM_ROW_COLUMNS, num_rows).unbind())
-
-    def _inputs_of(self, num_rows: int) -> PassInputs:
-        return PassInputs(*(column[:num_rows] for column in self._inputs))
-
-    def _attention_step(self, num_rows: int) -> PagedAttentionStep:
-        """The pass, whose slots and lengths `build_pass_inputs` fills."""
-        first_split, inputs = _NUM_ROW_COLUMNS * num_rows, self._inputs_of(num_rows)
-        splits = self._piece[first_split : first_split + 4 * self._num_splits(num_rows)]
-        return PagedAttentionStep(
-            query_start_loc=self._numbers[: num_rows + 1],
-            seq_lens=inputs.seq_lens,
-            rows=self._columns(num_rows).rows,
-            block_tables=self._tables.group_tables[0],
-            slot_mapping=inputs.slots,
-            block_size=self._block_size,
-            decode=DecodeWork(splits.view(-1, 4), _PASS_QUERY_LEN, self._scratch),
-            prefill=None,
-        )
 
 
 class GpuDraftModel:
@@ -194,6 +69,7 @@ class GpuDraftModel:
         sizes: AttentionSizes,
         batch_sizes: Sequence[int] = (),
         together: Collectives | None = None,
+        deferred: DeferredSteps | None = None,
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -205,6 +81,8 @@ class GpuDraftModel:
             sizes: Sizes of a layer's attention, of the drafting model.
             batch_sizes: Numbers of rows that are drafted for by replaying graphs, ascending.
             together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
+            deferred: Which steps need not be followed yet, of a model that needs no more of them
+                than their tokens; None: all are followed at once.
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model, self._sizes = model, sizes
@@ -225,13 +103,19 @@ class GpuDraftModel:
         # Splits of a step that is followed from a graph, for the most rows.
         most_splits = decode_sizes(tables.scratch_row, num_kv_heads, sizes.programs).num_splits
         self._splits = torch.full((most_splits, 4), -1, dtype=torch.int32, device=self._device)
+        self._deferred = deferred
+        self._noted = None if deferred is None else NotedTokens(deferred, tables, kv_cache.shape[3])
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
+        if self._deferred is not None:
+            self._deferred.begin(plan)
         self._model.copy_blocks(plan.forward)
 
     def draft(self, drafted: DraftedRows) -> torch.Tensor:
-        """Implements `HeadDrafter.draft`."""
+        """Implements `HeadDrafter.draft`: rows that are behind catch up first."""
+        if self._deferred is not None:
+            self._catch_up(self._deferred.drafted(drafted))
         size = drafted.rows.size
         num_rows = next((batch for batch in self._batch_sizes if batch >= size), size)
         self._passes.upload(drafted, num_rows)
@@ -242,7 +126,12 @@ class GpuDraftModel:
         return drafts if self._together is None else self._together.all_gather(drafts)[0]
 
     def follow(self, plan: StepPlan, computed: ComputedTokens) -> None:
-        """Implements `HeadDrafter.follow`: launches keys and values of the same tokens."""
+        """Implements `HeadDrafter.follow`: launches keys and values of the same tokens.
+
+        A step that may be deferred has its tokens noted alone.
+        """
+        if self._deferred is not None and self._defer(self._deferred, plan, computed.token_ids):
+            return
         whole, (token_ids, positions, metadata, _) = Entries.of(plan.forward), computed
         if isinstance(metadata, StepPieces):
             first = metadata.first
@@ -255,6 +144,22 @@ class GpuDraftModel:
             self._graphs.replay(("follow", computed.graph))
         else:
             self._compute(whole, token_ids, positions, metadata, 0)
+
+    def _defer(self, deferred: DeferredSteps, plan: StepPlan, token_ids: torch.Tensor) -> bool:
+        """Notes tokens of rows that are behind or get so; whether the step needs nothing more."""
+        assert self._noted is not None, "made together"
+        self._catch_up(deferred.overdue(plan))
+        noted = deferred.noted(plan)
+        if noted is not None:
+            self._noted.note(noted, token_ids)
+        return deferred.defers
+
+    def _catch_up(self, pieces: Iterator[Entries]) -> None:
+        """Launches keys and values of noted tokens, a pass for each piece."""
+        assert self._noted is not None, "made together"
+        for entries in pieces:
+            token_ids, positions, step = self._noted.step_of(entries)
+            self._compute(entries, token_ids, positions, step, 0)
 
     def _upload_splits(self, entries: Entries, computed: ComputedTokens) -> None:
         """Sends the splits of a step that is followed from a graph, behind earlier work."""
