@@ -15,7 +15,7 @@ from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
 from tests.support.kernels_ahead import KernelsAhead
 
 from headrace_kernels import card
-from headrace_kernels.experts import mxfp4_gemv, plain_gemv, router, routing
+from headrace_kernels.experts import mxfp4_gemv, router, routing, stream_gemv
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference
@@ -198,7 +198,7 @@ def test_a_mixture_finds_the_choice_behind_its_first_wait_and_all_else_behind_it
     case = Mixture(is_mxfp4)
     expected = case.residual.clone()
     add_mixture_reference(expected, case.norm, EPS, case.choice, *case.weights, SILU)
-    module = mxfp4_gemv if is_mxfp4 else plain_gemv
+    module = mxfp4_gemv if is_mxfp4 else stream_gemv
     with kernels_on("cpu"), poisoned_memory("cpu"):
         # Down may read no weight of the choice before it waits: gate and up may not have ended.
         ahead = KernelsAhead(monkeypatch, module, (case.residual, case.choice.experts), (case.choice.weights,))

@@ -15,6 +15,7 @@ import torch
 import transformers
 from tests.models.checkpoints import VOCAB_SIZE, load, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
+from tests.support.kernel_case import kernels_on
 from tests.support.model_builds import load_model, weight_memory
 from tests.support.quantized_folders import Quantized, Recipe, quantize_folder
 from tests.support.rank_threads import on_ranks
@@ -106,9 +107,9 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Made(source, tmp_path_factory, request.param)
 
 
-def loaded(path: pathlib.Path, shard: Shard = ALONE) -> CausalLM:
+def loaded(path: pathlib.Path, shard: Shard = ALONE, dtype: torch.dtype = torch.float32) -> CausalLM:
     folder = ModelFolder.open(path)
-    return load_model(folder, folder.config, torch.float32, CPU, "folder", 0, lambda *_: None, shard=shard)
+    return load_model(folder, folder.config, dtype, CPU, "folder", 0, lambda *_: None, shard=shard)
 
 
 def logits(model: CausalLM) -> torch.Tensor:
@@ -172,10 +173,27 @@ def test_ranks_compute_the_logits_of_one(name: str, whole_experts: bool, folders
     torch.testing.assert_close(parts[0], logits(loaded(path)), rtol=1e-4, atol=2e-3)
 
 
-def test_experts_multiply_inputs_as_they_are_and_say_so(folders: Made) -> None:
+def test_experts_multiply_inputs_as_they_are_on_a_processor_and_say_so(folders: Made) -> None:
     stated = "kept (the folder says fp8 per token)"
     assert describe_inputs(loaded(folders["fp8 rows"].path).low_bit_weights.values()) == stated
     assert describe_inputs(loaded(folders["packed"].path).low_bit_weights.values()) == ""
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("fp8 rows", "fp8 per token from 5 tokens on"),
+    # Inner elements do not fill a block.
+    ("fp8 inverse blocks", "kept (the folder says fp8 per 128 inputs), fp8 per 128 inputs from 5 tokens on"),
+    ("fp8 static", "kept (the folder says fp8 static)"),
+    ("packed", ""),
+])  # fmt: skip
+def test_experts_on_a_card_round_inputs_as_the_folder_says_where_products_do_just_that(
+    name: str, said: str, folders: Made
+) -> None:
+    if folders.family != "qwen3-moe-blocks":
+        pytest.skip("its inputs do not fill blocks")
+    weights = expert_weights(loaded(folders[name].path, dtype=torch.bfloat16)).values()
+    with kernels_on("cpu"):
+        assert describe_inputs(list(weights)) == said
 
 
 def test_the_tests_own_plain_folder_is_another_model(folders: Made) -> None:

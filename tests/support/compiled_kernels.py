@@ -698,8 +698,8 @@ def compile_experts(arch: int) -> list[Any]:
                 weights.append(ExpertWeights(stored, num_experts))
             gate_up, down = weights
             average = num_experts // per_token
-            # Every class of tiles of plain weights, of others the largest.
-            classes = (8, 16, 32, 64) if kind is None else (64,)
+            # Every class of tiles of plain weights and FP8, of others the largest.
+            classes = (8, 16, 32, 64) if kind in (None, QuantKind.FP8) else (64,)
             for num_tokens in (1, *(average * pairs for pairs in classes)):
                 x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
                 logits = torch.empty(num_tokens, num_experts, dtype=x.dtype)

@@ -23,10 +23,12 @@ from headrace_backend.weights.expert_block_rows import EXPERT_BLOCKS, ExpertBloc
 from headrace_backend.weights.mxfp4_rows import Mxfp4Rows
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
+from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS
+from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import GROUP, allocate_mxfp4, has_large_scales
 from headrace_kernels.weight_formats.quantized_weight import allocate
 from headrace_model_folder import LayerFormat
@@ -65,11 +67,17 @@ class RoundedExpertWeight(RoundedWeight):
         """The weight as products of experts take it."""
         return ExpertWeights(self.quantized, self.num_experts)
 
+    def input_rounding(self, num_tokens: int) -> InputRounding | None:
+        """Overrides `LowBitWeight.input_rounding`: experts' products have a rule of their own."""
+        return mixture.input_rounding(num_tokens, self.experts)
+
 
 class StoredExpertWeight(StoredWeight):
     """The experts' weights with the numbers and scales that another tool gave them.
 
-    Inputs are multiplied as they are, also where the folder says how to round them.
+    Inputs are rounded where the folder says so of FP8 and the card's products do just that, with a
+    scale for each token or, beside weights in blocks, for as many inputs as a block has. They are
+    multiplied as they are elsewhere, whatever the folder says.
     """
 
     def __init__(
@@ -91,12 +99,19 @@ class StoredExpertWeight(StoredWeight):
         kept = dataclasses.replace(form, inputs=None)
         super().__init__(kept, [outputs] * num_projections, inputs, to)
         self.num_experts = num_experts
-        self.unrounded_inputs = input_rounding(form)
+        self.unrounded_inputs = stated = input_rounding(form)
+        group = self.quantized.group_size if self.quantized.is_grouped else 0
+        if stated is not None and stated.scale is None and stated.is_symmetric and stated.group_size == group:
+            self.quantized = dataclasses.replace(self.quantized, keeps_activations=False)
 
     @property
     def experts(self) -> ExpertWeights:
         """The weight as products of experts take it."""
         return ExpertWeights(self.quantized, self.num_experts)
+
+    def input_rounding(self, num_tokens: int) -> InputRounding | None:
+        """Overrides `LowBitWeight.input_rounding`: experts' products have a rule of their own."""
+        return mixture.input_rounding(num_tokens, self.experts)
 
 
 class BlockExpertWeight(LowBitWeight):

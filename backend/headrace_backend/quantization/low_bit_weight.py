@@ -51,7 +51,7 @@ class LowBitWeight(LinearWeight):
         super().__init__()
         self.num_outputs, self.num_inputs = quantized.num_outputs, quantized.num_inputs
         self.quantized = quantized
-        # How the folder says that inputs are rounded, where no product of this weight rounds them.
+        # How the folder says that inputs are rounded, where products may not follow it.
         self.unrounded_inputs: InputRounding | None = None
 
     @property
@@ -86,6 +86,10 @@ class LowBitWeight(LinearWeight):
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
         """Implements `LinearWeight.rounds_to`."""
         return quantized_linear.rounds_to(num_tokens, self.quantized)
+
+    def input_rounding(self, num_tokens: int) -> InputRounding | None:
+        """How a product of so many tokens rounds them first; None: it takes them as they are."""
+        return quantized_linear.input_rounding(num_tokens, self.quantized)
 
     def multiply_rounded(self, tokens: RoundedTokens, bias: Tensor | None) -> Tensor:
         """Implements `LinearWeight.multiply_rounded`."""

@@ -1,7 +1,7 @@
 """Says in words how a model's products round their inputs on the device that runs it.
 
-Owns the words. What is rounded is decided by the kernels' rules
-(`linear.quantized.input_rounding`), which are asked here, so that what is stated is what is done.
+Owns the words. What is rounded is decided by the kernels' rules (`LowBitWeight.input_rounding`),
+which are asked here, so that what is stated is what is done.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Collection
 import torch
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
-from headrace_kernels.linear.quantized import WARM_ROWS, input_rounding
+from headrace_kernels.linear.quantized import WARM_ROWS
 from headrace_kernels.weight_formats.input_rounding import InputRounding
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 _NUMBERS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 _KEPT = "kept"
@@ -35,18 +34,18 @@ def describe_inputs(weights: Collection[LowBitWeight]) -> str:
     by_kind = {weight.launch_kind(): weight for weight in weights}
     ways: Counter[str] = Counter()
     for (kind, unrounded), count in kinds.items():
-        ways[_way(by_kind[kind].quantized, unrounded)] += count
+        ways[_way(by_kind[kind], unrounded)] += count
     if set(ways) <= {_KEPT}:
         return ""
     return ", ".join(way for way, _ in ways.most_common())
 
 
-def _way(weight: QuantizedWeight, unrounded: InputRounding | None) -> str:
-    first = next((rows for rows in range(1, max(WARM_ROWS) + 1) if input_rounding(rows, weight) is not None), None)
-    if first is None or unrounded is not None:
-        stated = unrounded or weight.inputs
+def _way(weight: LowBitWeight, stated: InputRounding | None) -> str:
+    first = next((rows for rows in range(1, max(WARM_ROWS) + 1) if weight.input_rounding(rows) is not None), None)
+    if first is None:
+        stated = stated or weight.quantized.inputs
         return _KEPT if stated is None else f"{_KEPT} (the folder says {_words(stated)})"
-    rounding = input_rounding(first, weight)
+    rounding = weight.input_rounding(first)
     assert rounding is not None
     return _words(rounding) + (f" from {first} tokens on" if first > 1 else "")
 

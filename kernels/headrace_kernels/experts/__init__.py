@@ -7,7 +7,7 @@ expert_weights   the weights of all experts side by side, plain or quantized
 gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its
                  kernels are `mixture_kernels` (many tokens) and `vector_kernels` (few), for one
-                 token with plain weights `plain_gemv`, for weights in a file's blocks
+                 token with plain weights or 8 bits `stream_gemv`, for weights in a file's blocks
                  `block_kernels`, and for those in MXFP4 `mxfp4_kernels` and `mxfp4_gemv` (few)
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured

@@ -23,16 +23,26 @@ from headrace_kernels import card
 from headrace_kernels.experts.block_kernels import multiply_blocks
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated_reference
-from headrace_kernels.experts.mixture_kernels import PairTile, combine_pairs, multiply_pairs, multiply_tiles
+from headrace_kernels.experts.mixture_kernels import (
+    PairTile,
+    combine_pairs,
+    multiply_pairs,
+    multiply_tiles,
+    round_rows,
+    rounds_rows,
+)
 from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
-from headrace_kernels.experts.plain_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.routing import Choice, sort_pairs
+from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
+from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
+from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 # Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
 # there it serves tests that want exact sums.
@@ -43,8 +53,6 @@ _LEAST_TILE, _LARGEST_TILE = 16, 128
 _LARGEST_INT4_TILES = (64, 16)
 # Largest tiles of 8 bits in groups or blocks, which are summed up group by group.
 _LARGEST_GROUPED_TILES = (128, 32)
-# Words of a piece of 8-bit numbers, at least, where one scale holds for all inputs.
-_LONG_PIECE = 1024
 # Programs of a multiprocessor that stream rows of one token's experts with plain weights; the
 # longest token that they take, and the longest rows of a token's inner elements, which lie in
 # registers; elements of a block of those.
@@ -83,7 +91,9 @@ def _takes_kernels(weights: ExpertWeights) -> bool:
 
 
 def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> StreamTile | None:
-    """The tile of products of one token with plain weights, from sm_90 on; None: others multiply.
+    """The tile of products of one token, from sm_90 on; None: others multiply.
+
+    Weights are plain, or of 8 bits with a scale for each output and no zero points.
 
     Four programs to a multiprocessor hold the rows that are multiplied and the next ones. A step of
     Qwen3-30B-A3B takes an H200 2,422 us so, 2,667 with programs of two rows each; with three
@@ -91,10 +101,11 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
     token's experts as streams").
     """
     (num_tokens, per_token), device = choice.experts.shape, gate_up.storage.device
-    is_plain = all(weights.layout().kind == "plain" for weights in (gate_up, down))
+    are_taken = all(_streams(weights) for weights in (gate_up, down))
     inner, long_row = down.num_inputs, per_token * down.num_inputs
-    fits = inner % 8 == 0 and long_row <= _LONGEST_ROW and gate_up.num_inputs <= _LONGEST_INPUT
-    if num_tokens != 1 or not is_plain or not fits or not card.launches_early(device):
+    fits = inner * down.storage.element_size() % 16 == 0 and long_row <= _LONGEST_ROW
+    fits = fits and gate_up.num_inputs <= _LONGEST_INPUT
+    if num_tokens != 1 or not are_taken or not fits or not card.launches_early(device):
         return None
     programs, block_n = _STREAMS * card.multiprocessors(device), 2
     return StreamTile(
@@ -103,6 +114,12 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
         block_k=min(_LONGEST_BLOCK, max(_SHORTEST_BLOCK, triton.next_power_of_2(triton.cdiv(long_row, 3)))),
         down_loops=triton.cdiv(down.num_outputs, programs),
     )
+
+
+def _streams(weights: ExpertWeights) -> bool:
+    """Whether programs that stay can stream such weights."""
+    layout, (_, _, zeros) = weights.layout(), weights.bits()
+    return layout.kind == "plain" or (layout.kind != "int4" and not layout.is_grouped and zeros is None)
 
 
 def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[FewTile, FewTile]:
@@ -123,14 +140,14 @@ def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tup
 
 
 def vector_rule(weights: ExpertWeights) -> VectorTile:
-    """The tile of a product of few tokens: some KB of weights are under way in a program."""
-    layout = weights.layout()
-    kind = layout.kind
-    if kind == "int4" or layout.plane < _LONG_PIECE:
-        return VectorTile(block_n=8, block_words=128, num_warps=8)
-    if kind != "plain":
-        return VectorTile(block_n=4, block_words=1024, num_warps=8)
-    return VectorTile(block_n=2, block_words=2048, num_warps=4)
+    """The tile of a product of few tokens: some KB of weights are under way in a program.
+
+    Two tokens of Qwen3-30B-A3B in FP8 take an H100 39.2 us in tiles of 8 outputs, and 49.5 in tiles
+    of 4 whose rows are loaded whole (docs/experiments.md, "experts that multiply FP8 by FP8").
+    """
+    if weights.layout().kind == "plain":
+        return VectorTile(block_n=2, block_words=2048, num_warps=4)
+    return VectorTile(block_n=8, block_words=128, num_warps=8)
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
@@ -151,6 +168,25 @@ def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
     return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
 
 
+def rounded_tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
+    """The tile of a product of many pairs in which FP8 multiplies FP8.
+
+    Those that took an H100 least for 64, 256, 1,024 and 8,192 tokens of Qwen3-30B-A3B, of 163
+    (docs/experiments.md, "experts that multiply FP8 by FP8"). Sums in two halves, of tensor cores
+    and of fp32, leave registers for no larger ones.
+    """
+    average = triton.cdiv(num_pairs, weights.total_experts)
+    largest = _LARGEST_TILE if average >= 2 * _LARGEST_TILE else _LARGEST_TILE // 2
+    block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
+    if block_m <= _LEAST_TILE * 2:
+        return PairTile(64, block_m, 128, num_warps=4, num_stages=5)
+    if block_m < _LARGEST_TILE:
+        return PairTile(64 if gated else 128, block_m, 128, num_warps=4, num_stages=3)
+    if gated:
+        return PairTile(64, block_m, 128, num_warps=8, num_stages=4)
+    return PairTile(64, block_m, 128, num_warps=4, num_stages=3, outputs_first=True)
+
+
 def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
     """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do.
 
@@ -166,19 +202,57 @@ def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
     return ManyTile(block_n, block_m, num_warps=4, num_stages=4)
 
 
+def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | None:
+    """How a product of so many tokens rounds its inputs; None: it multiplies them as they are.
+
+    Few tokens are: their weights' way from memory is what takes time. Decided on the host, by
+    sizes, kind and card alone.
+
+    Args:
+        num_tokens: Tokens of the step, padding included.
+        weights: The weight of one of the two products.
+    """
+    is_taken = _takes_kernels(weights) and weights.dtype.itemsize == 2
+    if not is_taken or num_tokens <= _MOST_VECTORS[weights.dtype] or not rounds_rows(weights):
+        return None
+    weight = weights.weight
+    assert isinstance(weight, QuantizedWeight), "FP8"
+    return InputRounding(torch.float8_e4m3fn, weight.group_size if weight.is_grouped else 0)
+
+
+def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[bool, bool]:
+    """Whether tokens, and whether inner elements, are rounded, and FP8 multiplies FP8."""
+    of_tokens, of_inner = (input_rounding(num_tokens, weights) is not None for weights in (gate_up, down))
+    return of_tokens, of_inner
+
+
 def mixture_reference(
-    x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+    x: Tensor,
+    choice: Choice,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    gating: Gating = SILU,
+    rounded: tuple[bool, bool] = (False, False),
 ) -> Tensor:
-    """Specification of `mixture`, in plain PyTorch."""
+    """Specification of `mixture`, in plain PyTorch; rounded: what it `rounds`."""
+    x = _rounded(x, gate_up) if rounded[0] else x
     total = torch.zeros(len(x), down.num_outputs, dtype=torch.float32, device=x.device)
     numbers = choice.experts - (gate_up.first_expert or 0)
     for expert in torch.unique(numbers[(numbers >= 0) & (numbers < gate_up.num_experts)]).tolist():
         tokens, slots = (numbers == expert).nonzero(as_tuple=True)
         gates_and_ups = functional.linear(x[tokens], gate_up.expert(expert), gate_up.expert_bias(expert))
         inner = gated_reference(gates_and_ups, gating)
+        inner = _rounded(inner, down) if rounded[1] else inner
         outputs = functional.linear(inner, down.expert(expert), down.expert_bias(expert)).float()
         total.index_add_(0, tokens, outputs.mul_(choice.weights[tokens, slots, None]))
     return total.to(x.dtype)
+
+
+def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """Rows rounded as `round_rows` does, and back in their type."""
+    assert isinstance(weights.weight, QuantizedWeight), "FP8"
+    groups = round_tokens_reference(x.reshape(-1, weights.weight.group_size), torch.float8_e4m3fn)
+    return (groups.numbers.float() * groups.scales).to(x.dtype).view(x.shape)
 
 
 def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU) -> Tensor:
@@ -193,7 +267,8 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
 
     Returns:
         [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
-        experts is rounded once, each expert's output before only where tokens are many.
+        experts is rounded once, each expert's output before only where tokens are many. Whether
+        inputs of products are rounded too, `rounds` says.
     """
     if not _takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
@@ -212,8 +287,11 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
         rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
         multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
         return out
-    tiles = tile_rule(num_pairs, gate_up, gated=True), tile_rule(num_pairs, down, gated=False)
-    multiply_pairs(x.contiguous(), choice, pairs, gate_up, down, out, tiles, gating)
+    rounded, x = rounds(len(x), gate_up, down), x.contiguous()
+    of_tokens, of_inner = (rounded_tile_rule if each else tile_rule for each in rounded)
+    tiles = of_tokens(num_pairs, gate_up, gated=True), of_inner(num_pairs, down, gated=False)
+    rows = round_rows(x, gate_up) if rounded[0] else x
+    multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
     return out
 
 

@@ -6,8 +6,9 @@ those of `expert_weights`: a word is a number, or four of INT4.
 
 `_tile_kernel` multiplies BLOCK_M pairs of one expert, which sorting made neighbours, by BLOCK_N of
 its outputs, as Y^T = W X^T. How many tiles there are is routing's, so the grid has room for the
-most there can be, and a program finds its expert from the starts of all. `_combine_kernel` adds up
-the outputs of a token's pairs in order.
+most there can be, and a program finds its expert from the starts of all. Weights of FP8 multiply
+rows of e4m3 (`rounded_tokens`) as they are, others rows in the model's type. `_combine_kernel` adds
+up the outputs of a token's pairs in order.
 
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
@@ -28,12 +29,19 @@ from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
+# Multiples that FP8 products ask of inputs.
+_ALIGNMENT = 16
+# Products of e4m3 that are summed up by the tensor cores, which keep 14 bits, before fp32 takes
+# their sum.
+_ROUGH_SUMS = tl.constexpr(128)
 
 
 class PairTile(NamedTuple):
@@ -74,7 +82,11 @@ def _tile_numbers(
     """Numbers of words in DTYPE: INT4's dequantized, others' without their scales, exactly."""
     KIND: tl.constexpr = LAYOUT.kind
     PLAIN: tl.constexpr = LAYOUT.is_plain
-    if KIND == "plain":
+    if DTYPE == tl.float8e4nv:
+        numbers = words.to(tl.float8e4nv, bitcast=True)
+        if PLAIN:
+            numbers = numbers.to(tl.float32)
+    elif KIND == "plain":
         numbers = words.to(tl.float32) if PLAIN else words
     elif KIND == "int4":
         places = group * NUM_ROWS + rows
@@ -89,15 +101,22 @@ def _tile_numbers(
 
 
 @triton.jit
-def _dot(w, x, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
-    """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales."""
+def _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
+    """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales.
+
+    x_scales: those of x in this group; None: there are none, or they hold for all groups.
+    """
     PLAIN: tl.constexpr = LAYOUT.is_plain
     if LAYOUT.is_grouped and LAYOUT.kind != "int4":
         scales = byte_scales(scale_ptr, rows, group, NUM_ROWS, LAYOUT)
+        if x_scales is not None:
+            scales = scales * x_scales
         sums = tl.dot(w, x.to(tl.float32)) if PLAIN else tl.dot(w, x)
         return total + sums * scales
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
+    if x.dtype == tl.float8e4nv:
+        return tl.dot(w, x, total, max_num_imprecise_acc=_ROUGH_SUMS)
     return tl.dot(w, x, total)
 
 
@@ -105,8 +124,12 @@ def _dot(w, x, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl
 def _load(ptrs, mask, WHOLE: tl.constexpr):
     """Loads a block, 0 where it has no place; WHOLE: it has all of them."""
     if WHOLE:
-        return tl.load(ptrs)
-    return tl.load(ptrs, mask=mask, other=0)
+        block = tl.load(ptrs)
+    elif ptrs.dtype.element_ty.is_floating():
+        block = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        block = tl.load(ptrs, mask=mask, other=0)
+    return block
 
 
 @triton.jit
@@ -125,7 +148,7 @@ def expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: t
 
 @triton.jit
 def _tile_kernel(
-    x_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
+    x_ptr, x_scale_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
@@ -135,9 +158,11 @@ def _tile_kernel(
 
     GATED: x has a row for each token, and the gated elements of the pair at place m are row m of
     the results. Otherwise x has a row for each place, and the product times the pair's weight is
-    the row of the pair.
+    the row of the pair. x_scale_ptr: scales of the rows of x, which is e4m3, one of a row or of
+    each group of its inputs, as the weights have them; None: there are none.
     """
     K: tl.constexpr = LAYOUT.num_inputs
+    GROUPS: tl.constexpr = (K + LAYOUT.group - 1) // LAYOUT.group
     WORDS: tl.constexpr = LAYOUT.num_words
     PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
@@ -171,16 +196,24 @@ def _tile_kernel(
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
             x = _load(x_rows + k, k < K, PARTS == 1 and K == WORDS and K % BLOCK_WORDS == 0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
+            x_scales = None
+            if x_scale_ptr is not None and LAYOUT.is_grouped:
+                x_scales = tl.load(x_scale_ptr + x_row * GROUPS + group)[None, :]
             w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
-            total = _dot(w, x, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
+            total = _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
             if GATED:
                 w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
-                up_total = _dot(w_up, x, up_total, scale_ptr, rows + N, group, NUM_ROWS, LAYOUT)
+                up_total = _dot(w_up, x, x_scales, up_total, scale_ptr, rows + N, group, NUM_ROWS, LAYOUT)
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
             total *= tl.load(scale_ptr + rows)
             if GATED:
                 up_total *= tl.load(scale_ptr + rows + N)
+    if x_scale_ptr is not None:
+        if not LAYOUT.is_grouped:
+            token_scales = tl.load(x_scale_ptr + x_row)[None, :]
+            total *= token_scales
+            up_total *= token_scales
     if bias_ptr is not None:
         total += tl.load(bias_ptr + rows).to(tl.float32)
         if GATED:
@@ -221,13 +254,13 @@ def block_words(most: int, layout: WeightLayout) -> int:
 
 
 def multiply_pairs(
-    x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
-    tiles: tuple[PairTile, PairTile], gating: Gating = SILU,
+    x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
+    tiles: tuple[PairTile, PairTile], gating: Gating = SILU, rounds_inner: bool = False,
 ) -> None:  # fmt: skip
     """Computes the experts of many tokens, whose pairs are sorted by expert.
 
     Args:
-        x: [num_tokens, hidden], contiguous.
+        x: [num_tokens, hidden], contiguous, or rounded to e4m3.
         choice: Experts and weights of the tokens.
         pairs: The choice's pairs, sorted.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
@@ -235,12 +268,40 @@ def multiply_pairs(
         out: [num_tokens, hidden], written.
         tiles: Tile of the gate-up product, and of the down product.
         gating: What is between gate-up and down.
+        rounds_inner: Whether inner elements are rounded to e4m3.
     """
     num_pairs = len(pairs.order)
-    inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
+    inner, outputs = out.new_empty(num_pairs, down.num_inputs), out.new_empty(num_pairs, down.num_outputs)
     multiply_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
-    multiply_tiles(inner, choice, pairs, down, outputs, tiles[1], None)
+    rows = round_rows(inner, down) if rounds_inner else inner
+    multiply_tiles(rows, choice, pairs, down, outputs, tiles[1], None)
     combine_pairs(outputs, choice, down, out)
+
+
+def rounds_rows(weights: ExpertWeights) -> bool:
+    """Whether tensor cores multiply the weights' numbers by rows of e4m3, on sm_90 and later.
+
+    A row has a scale as an output of the weights has one, or one for each group of inputs, as
+    published folders of FP8 in blocks have them rounded. On sm_89, which multiplies FP8 too, tiles
+    spill registers and nothing was measured.
+    """
+    weight = weights.weight
+    if not isinstance(weight, QuantizedWeight) or weight.kind is not QuantKind.FP8 or weight.keeps_activations:
+        return False
+    fits = weight.num_inputs % (weight.group_size if weight.is_grouped else _ALIGNMENT) == 0
+    return fits and (INTERPRETED or card.has_warpgroup_products(weights.storage.device))
+
+
+def round_rows(x: Tensor, weights: ExpertWeights) -> RoundedTokens:
+    """Rounds rows [num_rows, num_inputs] for weights that `rounds_rows`.
+
+    Returns:
+        e4m3 of the same shape, and scales [num_rows * groups, 1].
+    """
+    weight = weights.weight
+    assert isinstance(weight, QuantizedWeight), "FP8"
+    groups = round_tokens(x.view(-1, weight.group_size), torch.float8_e4m3fn)
+    return RoundedTokens(groups.numbers.view(x.shape), groups.scales)
 
 
 def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:
@@ -269,7 +330,7 @@ def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 
 def multiply_tiles(
-    x: Tensor,
+    x: Activations,
     choice: Choice,
     pairs: SortedPairs,
     weights: ExpertWeights,
@@ -278,17 +339,18 @@ def multiply_tiles(
     gating: Gating | None,
 ) -> None:
     """One product of all pairs: arguments of `multiply_pairs`, rows of `_tile_kernel`."""
-    assert INTERPRETED or x.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
+    rows, scales = (x.numbers, x.scales) if isinstance(x, RoundedTokens) else (x, None)
+    assert INTERPRETED or rows.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
     layout, num_experts = weights.layout(), weights.num_experts
     words_at_a_time = max(16, block_words(tile.block_words, layout))
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
     grid = (num_tiles, triton.cdiv(out.shape[1], tile.block_n))
     _tile_kernel[grid[::-1] if tile.outputs_first else grid](
-        x, *weights.bits(), weights.bias, *pairs, choice.weights, out,
+        rows, scales, *weights.bits(), weights.bias, *pairs, choice.weights, out,
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         BLOCK_WORDS=words_at_a_time, GATED=gating is not None, GATING=gating or SILU, OUTPUTS_FIRST=tile.outputs_first,
-        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, words_at_a_time, gating is not None, x),
+        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, words_at_a_time, gating is not None, rows),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
+from headrace_kernels.experts import mixture_kernels
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
 from headrace_kernels.experts.mixture import (
@@ -23,13 +24,17 @@ from headrace_kernels.experts.mixture import (
     many_rule,
     mixture,
     mixture_reference,
+    rounded_tile_rule,
+    rounds,
     tile_rule,
 )
-from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs
+from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs, round_rows
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
+from headrace_kernels.rms_norm import rms_norm_reference
+from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.weight_formats.mxfp4 import LARGEST_SCALE, Mxfp4Weight, allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
@@ -212,6 +217,48 @@ def test_groups_and_blocks_of_8_bits_agree_with_fp64(
         close(found, case.expected(), torch.float32)
 
 
+# Whole rows, and blocks; inner elements are rounded on the way to the second product as well.
+@pytest.mark.parametrize(("group", "arrangement"), [(0, Arrangement()), (128, Arrangement(scale_outputs=8))])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_fp8_multiplies_rows_of_e4m3_as_the_reference_says(
+    group: int, arrangement: Arrangement, has_biases: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The interpreter's cast to e4m3 halves what rounds up to a power of two.
+    monkeypatch.setattr(mixture_kernels, "round_tokens", round_tokens_reference)
+    for sizes, pair in (((5, 3, 1, 128, 128), PAIR), ((7, 5, 2, 256, 128), OUTPUTS_FIRST)):
+        case = Case(sizes, QuantKind.FP8, torch.float32, "cpu", has_biases=has_biases)
+        if group:
+            case.arrange(group, arrangement)
+        case.x[3] = 0
+        pairs = sort_pairs_reference(case.choice.experts, case.num_experts, None)
+        out = torch.full_like(case.x, float("nan"))
+        with kernels_on("cpu"), poisoned_memory("cpu"):
+            rows = round_rows(case.x, case.gate_up)
+            multiply_pairs(rows, case.choice, pairs, case.gate_up, case.down, out, (pair, pair), rounds_inner=True)
+        expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=(True, True))
+        # The two sum in another order, and an inner element between two numbers may become either.
+        assert float((out - expected).norm() / expected.norm()) < 2e-3
+        plain = mixture_reference(case.x, case.choice, case.gate_up, case.down)
+        assert 1e-2 < float((out - plain).norm() / plain.norm()) < 6e-2
+
+
+@pytest.mark.parametrize(("kind", "group", "arrangement", "dtype", "taken"), [
+    (QuantKind.FP8, 0, Arrangement(), torch.bfloat16, True),
+    (QuantKind.FP8, 128, Arrangement(scale_outputs=8), torch.float16, True),
+    (QuantKind.FP8, 0, Arrangement(keeps_activations=True), torch.bfloat16, False),
+    (QuantKind.FP8, 0, Arrangement(), torch.float32, False),
+    (QuantKind.INT8, 0, Arrangement(), torch.bfloat16, False),
+])  # fmt: skip
+def test_fp8_takes_rounded_rows_of_more_than_a_few_tokens(
+    kind: QuantKind, group: int, arrangement: Arrangement, dtype: torch.dtype, taken: bool
+) -> None:
+    case = Case((1, 3, 1, 128, 128), kind, dtype, "cpu")
+    case.arrange(group, arrangement)
+    with kernels_on("cpu"):
+        assert [rounds(count, case.gate_up, case.down) for count in (4, 5)] == [(False, False), (taken, taken)]
+    assert rounds(5, case.gate_up, case.down) == (False, False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "group", "arrangement"), [
     (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
@@ -227,9 +274,11 @@ def test_groups_and_blocks_of_models_agree_with_their_reference(
     case.arrange(group, arrangement)
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down)
-    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
-    # Both sides are rounded, and the worst of millions of numbers counts.
-    close(found, expected.double(), torch.bfloat16, roundings=12)
+    rounded = rounds(num_tokens, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=rounded)
+    # Both sides are rounded, and the worst of millions of numbers counts; of inner elements between
+    # two numbers of 8 bits either side may take the other.
+    close(found, expected.double(), torch.bfloat16, roundings=24 if any(rounded) else 12)
 
 
 # Weights of INT8 and INT4 take the same kernels as plain ones.
@@ -312,12 +361,15 @@ def test_mixtures_of_models_agree_with_their_reference(
         found = mixture(case.x, case.choice, case.gate_up, case.down)
         residual = case.x.clone()
         add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down)
-    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
-    # Both sides are rounded, each by itself: of six million elements some differ by 7 roundings.
-    close(found, expected.double(), torch.bfloat16, roundings=9)
-    added = case.x.clone()
-    add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down)
-    close(residual, added.double(), torch.bfloat16, roundings=9)
+    rounded = rounds(num_tokens, case.gate_up, case.down)
+    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=rounded)
+    # Both sides are rounded, each by itself: of six million elements some differ by 7 roundings,
+    # and by more where inner elements between two numbers of 8 bits may become either.
+    roundings = 24 if any(rounded) else 9
+    close(found, expected.double(), torch.bfloat16, roundings)
+    normed = rms_norm_reference(case.x, case.norm, EPS)
+    mixed = mixture_reference(normed, case.choice, case.gate_up, case.down, rounded=rounded)
+    close(residual, (case.x + mixed).double(), torch.bfloat16, roundings)
 
 
 @pytest.mark.gpu
@@ -424,6 +476,7 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
     """Warm-up computes every power of two, so every class has one before the next begins."""
     for rule, num_experts, per_token in (
         *((tile_rule, *sizes) for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
+        *((rounded_tile_rule, *sizes) for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
         *((many_rule, *sizes) for sizes in ((32, 4), (128, 4))),
     ):
         weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)

@@ -1,4 +1,4 @@
-"""One token's plain experts by programs that stream rows, against PyTorch."""
+"""One token's experts by programs that stream rows, against PyTorch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tests.kernels.experts.test_mixture import EPS, Case, close
 from tests.support.kernel_case import kernels_on, poisoned_memory
 
 from headrace_kernels import card
-from headrace_kernels.experts import plain_gemv
+from headrace_kernels.experts import stream_gemv
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
 from headrace_kernels.experts.mixture import stream_rule
-from headrace_kernels.experts.plain_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.routing import Choice
-from headrace_kernels.weight_formats.quantized_weight import QuantKind
+from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
+from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind
 
 CLAMPED = Gating(True, 1.702, 7.0)
 
@@ -23,7 +23,7 @@ CLAMPED = Gating(True, 1.702, 7.0)
 def _launches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """`test_early_launch` says what is read before a wait; the interpreter has no waits."""
     for name in ("grid_before_is_done", "grid_behind_may_start"):
-        monkeypatch.setattr(plain_gemv, name, lambda: None)
+        monkeypatch.setattr(stream_gemv, name, lambda: None)
 
 
 def streamed(case: Case, tile: StreamTile, normed: bool = False, start: torch.Tensor | None = None) -> torch.Tensor:
@@ -50,6 +50,18 @@ def test_a_token_agrees_with_fp64(
 ) -> None:
     case = Case(sizes, None, torch.float32, "cpu", gating=gating, has_biases=has_biases)
     close(streamed(case, tile, normed), case.expected(normed), torch.float32)
+
+
+@pytest.mark.parametrize("kind", [QuantKind.FP8, QuantKind.INT8])
+@pytest.mark.parametrize(("sizes", "tile"), [
+    ((1, 5, 3, 96, 32), StreamTile(2, 5, 64, 7)),
+    ((1, 4, 2, 72, 48), StreamTile(4, 2, 128, 72)),
+])  # fmt: skip
+def test_a_token_of_8_bits_agrees_with_fp64(
+    sizes: tuple[int, int, int, int, int], tile: StreamTile, kind: QuantKind
+) -> None:
+    case = Case(sizes, kind, torch.float32, "cpu", has_biases=True)
+    close(streamed(case, tile, normed=True), case.expected(normed=True), torch.float32)
 
 
 def test_a_token_is_added_to_what_is_there() -> None:
@@ -89,10 +101,14 @@ def test_one_token_of_plain_experts_streams_where_kernels_are_launched_early(mon
     assert rule(1, 2, 64, 20) is None
 
 
-def test_experts_of_few_bits_do_not_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_experts_and_those_of_8_bits_with_a_scale_an_output_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "launches_early", lambda device: True)
-    case = Case((1, 5, 3, 64, 32), None, torch.float32, "cpu")
-    few = Case((1, 5, 3, 64, 32), QuantKind.INT8, torch.float32, "cpu")
-    assert stream_rule(case.choice, case.gate_up, case.down) is not None
+    plain, bytes_, few = [
+        Case((1, 5, 3, 64, 32), kind, torch.float32, "cpu") for kind in (None, QuantKind.INT8, QuantKind.INT4)
+    ]
+    assert stream_rule(plain.choice, plain.gate_up, plain.down) is not None
+    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is not None
     assert stream_rule(few.choice, few.gate_up, few.down) is None
-    assert stream_rule(case.choice, case.gate_up, few.down) is None
+    assert stream_rule(plain.choice, plain.gate_up, few.down) is None
+    bytes_.arrange(32, Arrangement(has_zeros=True))
+    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is None

@@ -1,4 +1,4 @@
-"""The Triton kernels of `mixture` for one token and experts with plain weights.
+"""The Triton kernels of `mixture` for one token and experts with plain weights or of 8 bits.
 
 Few programs stream many rows each: a program finds its experts and reads the token once, and asks
 for the next rows before it multiplies the last ones. Programs of a few rows would wait for choice,
@@ -28,6 +28,7 @@ from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_s
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, own_expert
+from headrace_kernels.weight_formats.conversions import wide_bytes
 
 # Warps of a program, at most, and weights of a warp's threads at a time.
 _MOST_WARPS, _WARP_ELEMENTS = 16, 1024
@@ -52,21 +53,36 @@ def _add_two(a, b, x, y):
 
 
 @triton.jit
+def _wide(words, LAYOUT: tl.constexpr):
+    """Numbers of words in fp32, without their scales."""
+    KIND: tl.constexpr = LAYOUT.kind
+    PLAIN: tl.constexpr = LAYOUT.is_plain
+    # Cards that launch early convert e4m3 themselves.
+    NATIVE: tl.constexpr = KIND == "fp8" and not PLAIN
+    if KIND == "plain":
+        numbers = words.to(tl.float32)
+    else:
+        numbers = wide_bytes(words, KIND, NATIVE, PLAIN)
+    return numbers
+
+
+@triton.jit
 def _rows(weight_ptr, first, n, k, N: tl.constexpr, K: tl.constexpr):
     """Weights of gates n, behind `first` rows, and of their ups, [BLOCK_N, BLOCK_K] each."""
     places = weight_ptr + (first + n)[:, None] * K + k
     mask = (n < N)[:, None] & (k < K)
-    return tl.load(places, mask=mask, other=0.0), tl.load(places + N * K, mask=mask, other=0.0)
+    return tl.load(places, mask=mask, other=0), tl.load(places + N * K, mask=mask, other=0)
 
 
 @triton.jit(do_not_specialize=["first_expert"])
 def _streamed_gate_up_kernel(
-    x_ptr, norm_ptr, weight_ptr, bias_ptr, experts_ptr, out_ptr,
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr,
     eps, first_expert,
-    N: tl.constexpr, K: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, GATING: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
     """Program (pair, n): LOOPS times BLOCK_N inner elements of one pair, gated."""
+    K: tl.constexpr = LAYOUT.num_inputs
     pair = tl.program_id(0)
     offs, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)[None, :]
     grid_before_is_done()
@@ -89,8 +105,12 @@ def _streamed_gate_up_kernel(
     for _ in tl.range(0, LOOPS):
         following = n + stride
         next_gates, next_ups = _rows(weight_ptr, first, following, k, N, K)
-        gate, up = tl.reduce((x * gate_rows.to(tl.float32), x * up_rows.to(tl.float32)), 1, _add_two)
+        gate, up = tl.reduce((x * _wide(gate_rows, LAYOUT), x * _wide(up_rows, LAYOUT)), 1, _add_two)
         gate, up = gate * rstd, up * rstd
+        if scale_ptr is not None:
+            scales = scale_ptr + first + n
+            gate *= tl.load(scales, mask=n < N, other=0.0)
+            up *= tl.load(scales + N, mask=n < N, other=0.0)
         if bias_ptr is not None:
             biases = bias_ptr + first + n
             gate += tl.load(biases, mask=n < N, other=0.0).to(tl.float32)
@@ -101,42 +121,49 @@ def _streamed_gate_up_kernel(
 
 
 @triton.jit
-def _long_rows(weight_ptr, places, n, BLOCKS: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Weights of output n for a token's long row: a tuple of blocks.
+def _long_rows(
+    weight_ptr, scale_ptr, places, n, BLOCKS: tl.constexpr, WORDS: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):
+    """Weights of output n for a token's long row, a tuple of blocks, and of their scales if any.
 
     places has a block's elements, the first rows of their experts, and whether they are read.
     """
-    rows = ()
+    rows, scales = (), ()
     for block in tl.static_range(BLOCKS):
         k, first, is_read = places[block]
-        # Eight elements are of one expert, and lie at a multiple of 16 bytes.
-        offs = tl.max_contiguous(tl.multiple_of((first + n) * K + k % K, [1, 8]), [1, 8])
-        rows = rows + (tl.load(weight_ptr + offs, mask=is_read & (n < N), other=0.0),)
-    return rows
+        # A thread's elements are of one expert, and lie at a multiple of 16 bytes.
+        offs = tl.max_contiguous(tl.multiple_of((first + n) * K + k % K, [1, WORDS]), [1, WORDS])
+        is_row = is_read & (n < N)
+        rows = rows + (tl.load(weight_ptr + offs, mask=is_row, other=0),)
+        if scale_ptr is not None:
+            scales = scales + (tl.load(scale_ptr + first + n, mask=is_row, other=0.0),)
+    return rows, scales
 
 
 @triton.jit(do_not_specialize=["first_expert"])
 def _streamed_down_kernel(
-    x_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr,
+    x_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, weights_ptr, out_ptr,
     first_expert,
-    N: tl.constexpr, K: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr,
+    N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr,
     ADD: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Program (n): weighted sums over the token's experts, for output n and each so many further.
 
-    The inner elements of all pairs, [PER_TOKEN, K], are one long row. A thread has eight neighbours
-    of it in each block.
+    The inner elements of all pairs, [PER_TOKEN, K], are one long row. A thread has 16 bytes' worth
+    of neighbours of it in each block.
     """
+    K: tl.constexpr = LAYOUT.num_inputs
+    WORDS: tl.constexpr = 8 if LAYOUT.kind == "plain" else 16
     BLOCKS: tl.constexpr = (PER_TOKEN * K + BLOCK_K - 1) // BLOCK_K
     n, stride = tl.program_id(0), tl.num_programs(0)
     pairs, places = (), ()
     for block in tl.static_range(BLOCKS):
-        eighths = block * BLOCK_K + tl.arange(0, BLOCK_K // 8)[:, None] * 8
-        pair = tl.minimum(eighths // K, PER_TOKEN - 1)
+        starts = block * BLOCK_K + tl.arange(0, BLOCK_K // WORDS)[:, None] * WORDS
+        pair = tl.minimum(starts // K, PER_TOKEN - 1)
         expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
-        is_read = is_here & (eighths < PER_TOKEN * K)
-        pairs, places = pairs + (pair,), places + ((eighths + tl.arange(0, 8)[None, :], expert * N, is_read),)
-    rows = _long_rows(weight_ptr, places, n, BLOCKS, N, K)
+        is_read = is_here & (starts < PER_TOKEN * K)
+        pairs, places = pairs + (pair,), places + ((starts + tl.arange(0, WORDS)[None, :], expert * N, is_read),)
+    rows, scales = _long_rows(weight_ptr, scale_ptr, places, n, BLOCKS, WORDS, N, K)
     slots = tl.arange(0, SLOTS)
     slot_expert, is_slot = own_expert(experts_ptr, tl.minimum(slots, PER_TOKEN - 1), first_expert, NUM_EXPERTS)
     is_slot = is_slot & (slots < PER_TOKEN)
@@ -149,19 +176,22 @@ def _streamed_down_kernel(
         inputs = inputs + (tl.load(x_ptr + k, mask=is_read, other=0.0).to(tl.float32) * factor,)
     slot_factors = tl.load(weights_ptr + slots, mask=is_slot, other=0.0)
     while n < N:
-        following = _long_rows(weight_ptr, places, n + stride, BLOCKS, N, K)
+        next_rows, next_scales = _long_rows(weight_ptr, scale_ptr, places, n + stride, BLOCKS, WORDS, N, K)
         start = 0.0
         if ADD:
             start = tl.load(out_ptr + n).to(tl.float32)
         if bias_ptr is not None:
             biases = tl.load(bias_ptr + slot_expert * N + n, mask=is_slot, other=0.0).to(tl.float32)
             start += tl.sum(biases * slot_factors, 0)
-        products = tl.zeros([BLOCK_K // 8, 8], tl.float32)
+        products = tl.zeros([BLOCK_K // WORDS, WORDS], tl.float32)
         for block in tl.static_range(BLOCKS):
-            products += inputs[block] * rows[block].to(tl.float32)
+            numbers = _wide(rows[block], LAYOUT)
+            if scale_ptr is not None:
+                numbers *= scales[block]
+            products += inputs[block] * numbers
         y = tl.sum(tl.sum(products, 1), 0) + start
         tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty))
-        rows = following
+        rows, scales = next_rows, next_scales
         n += stride
 
 
@@ -181,8 +211,9 @@ def multiply_streams(
     Args:
         x: [1, hidden], contiguous.
         choice: Experts and weights of the token.
-        gate_up: Plain gates and ups of all experts, `2 * inner` outputs each.
-        down: Plain down projections of all experts, `inner` inputs each, a multiple of 8.
+        gate_up: Gates and ups of all experts, `2 * inner` outputs each, plain or of 8 bits.
+        down: Down projections of all experts, `inner` inputs each, of which 16 bytes have a whole
+            number.
         out: [1, hidden], written, or with `add` added to; may then be x itself.
         tile: How both products are cut.
         norm: Weight and epsilon of an RMS norm of x; None: x is multiplied as it is.
@@ -194,14 +225,16 @@ def multiply_streams(
     inner = x.new_empty(per_token, down.num_inputs)
     block_k = triton.next_power_of_2(gate_up.num_inputs)
     grid = (per_token, triton.cdiv(down.num_inputs, tile.gate_up_loops * tile.block_n))
+    words, scales, _ = gate_up.bits()
     _streamed_gate_up_kernel[grid](
-        x, norm_weight, gate_up.storage, gate_up.bias, choice.experts, inner, eps, gate_up.first_expert,
-        N=down.num_inputs, K=gate_up.num_inputs, **shared, GATING=gating,
+        x, norm_weight, words, scales, gate_up.bias, choice.experts, inner, eps, gate_up.first_expert,
+        N=down.num_inputs, LAYOUT=gate_up.layout(), **shared, GATING=gating,
         BLOCK_N=tile.block_n, BLOCK_K=block_k, LOOPS=tile.gate_up_loops, num_warps=_warps(tile.block_n * block_k),
     )  # fmt: skip
+    words, scales, _ = down.bits()
     _streamed_down_kernel[(triton.cdiv(down.num_outputs, tile.down_loops),)](
-        inner, down.storage, down.bias, choice.experts, choice.weights, out, down.first_expert,
-        N=down.num_outputs, K=down.num_inputs, **shared, SLOTS=triton.next_power_of_2(per_token), ADD=add,
+        inner, words, scales, down.bias, choice.experts, choice.weights, out, down.first_expert,
+        N=down.num_outputs, LAYOUT=down.layout(), **shared, SLOTS=triton.next_power_of_2(per_token), ADD=add,
         BLOCK_K=tile.block_k, num_warps=_warps(2 * tile.block_k),
     )  # fmt: skip
 
