@@ -33,7 +33,7 @@ from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
-from headrace_kernels.rms_norm import rms_norm_reference
+from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.weight_formats.mxfp4 import LARGEST_SCALE, Mxfp4Weight, allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import (
@@ -175,6 +175,19 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, round
     assert bool((error <= allowed).all()), f"off by up to {float((error / allowed).max()):.2f} times what is allowed"
 
 
+def close_beside(found: torch.Tensor, expected: torch.Tensor, unrounded: torch.Tensor) -> None:
+    """Whether results are those of rounded inputs, and not of others.
+
+    An inner element between two numbers of 8 bits may become either, since it is rounded to 16 bits
+    first: 3 in 100 do, by a sixteenth of themselves each, which makes 2% of a row and up to 3.3%.
+    Inputs that are not rounded at all differ by 4.6%.
+    """
+    found, expected, unrounded = found.double(), expected.double(), unrounded.double()
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(errors.max()) < 0.06
+    assert float((found - expected).norm()) < 0.7 * float((unrounded - expected).norm())
+
+
 # Sizes that no tile divides: outputs, inputs and pairs.
 VECTOR, PAIR = VectorTile(16, 64, 2), PairTile(16, 16, 32, 2, 2)
 OUTPUTS_FIRST = PAIR._replace(outputs_first=True)
@@ -274,11 +287,13 @@ def test_groups_and_blocks_of_models_agree_with_their_reference(
     case.arrange(group, arrangement)
     with kernels_on("cuda"), poisoned_memory("cuda"):
         found = mixture(case.x, case.choice, case.gate_up, case.down)
-    rounded = rounds(num_tokens, case.gate_up, case.down)
-    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=rounded)
-    # Both sides are rounded, and the worst of millions of numbers counts; of inner elements between
-    # two numbers of 8 bits either side may take the other.
-    close(found, expected.double(), torch.bfloat16, roundings=24 if any(rounded) else 12)
+    operands = (case.x, case.choice, case.gate_up, case.down)
+    plain, rounded = mixture_reference(*operands), rounds(num_tokens, case.gate_up, case.down)
+    if any(rounded):
+        close_beside(found, mixture_reference(*operands, rounded=rounded), plain)
+    else:
+        # Both sides are rounded, and the worst of millions of numbers counts.
+        close(found, plain.double(), torch.bfloat16, roundings=12)
 
 
 # Weights of INT8 and INT4 take the same kernels as plain ones.
@@ -361,15 +376,18 @@ def test_mixtures_of_models_agree_with_their_reference(
         found = mixture(case.x, case.choice, case.gate_up, case.down)
         residual = case.x.clone()
         add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down)
-    rounded = rounds(num_tokens, case.gate_up, case.down)
-    expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=rounded)
-    # Both sides are rounded, each by itself: of six million elements some differ by 7 roundings,
-    # and by more where inner elements between two numbers of 8 bits may become either.
-    roundings = 24 if any(rounded) else 9
-    close(found, expected.double(), torch.bfloat16, roundings)
-    normed = rms_norm_reference(case.x, case.norm, EPS)
-    mixed = mixture_reference(normed, case.choice, case.gate_up, case.down, rounded=rounded)
-    close(residual, (case.x + mixed).double(), torch.bfloat16, roundings)
+        normed = mixture(rms_norm(case.x, case.norm, EPS), case.choice, case.gate_up, case.down)
+    operands = (case.x, case.choice, case.gate_up, case.down)
+    plain, rounded = mixture_reference(*operands), rounds(num_tokens, case.gate_up, case.down)
+    if any(rounded):
+        close_beside(found, mixture_reference(*operands, rounded=rounded), plain)
+        assert torch.equal(residual, case.x + normed)
+        return
+    # Both sides are rounded, each by itself: of six million elements some differ by 7 roundings.
+    close(found, plain.double(), torch.bfloat16, roundings=9)
+    added = case.x.clone()
+    add_mixture_reference(added, case.norm, EPS, case.choice, case.gate_up, case.down)
+    close(residual, added.double(), torch.bfloat16, roundings=9)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from headrace_backend.worker.speculation.deferred_steps import (
     window_tokens,
 )
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.noted_tokens import padded_tokens
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 from headrace_backend.worker.start_up.warm_up import short_steps
@@ -209,3 +210,10 @@ def test_memory_is_that_of_the_window() -> None:
     assert window_tokens(100) == 100
     assert window_tokens(1 << 17) == 2048
     assert noted_bytes(8, 1 << 17) == 8 * 2048 * 4
+
+
+@given(st.integers(1, 9000), st.integers(0, 9000))
+def test_passes_have_few_sizes_and_hold_what_is_behind(count: int, spare: int) -> None:
+    padded = padded_tokens(count, count + spare)
+    assert count <= padded <= min(count + spare, max(2 * count - 1, count + 511))
+    assert padded in (count + spare, 1 << (padded.bit_length() - 1)) or padded % 512 == 0

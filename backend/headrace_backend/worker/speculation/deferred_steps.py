@@ -69,7 +69,7 @@ class DeferredSteps:
             max_tokens: Most tokens that are caught up in one pass.
         """
         self.num_rows, self.window = num_rows, window
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         # int32 [num_rows] first position that is not computed; _NOT_BEHIND: all are.
         self._firsts = np.full(num_rows, _NOT_BEHIND, np.int32)
         self._limits = (window - np.arange(num_rows) * (window // 2) // num_rows).astype(np.int32)
@@ -115,7 +115,7 @@ class DeferredSteps:
         is_behind = firsts >= 0
         self._firsts[rows] = _NOT_BEHIND
         starts = firsts[is_behind]
-        return _pieces(Entries(rows[is_behind], starts, positions[is_behind] - starts), self._max_tokens)
+        return _pieces(Entries(rows[is_behind], starts, positions[is_behind] - starts), self.max_tokens)
 
     def noted(self, plan: StepPlan) -> Noted | None:
         """Which tokens of the step at hand are to be noted; None: none are.

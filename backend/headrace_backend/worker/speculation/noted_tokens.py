@@ -17,6 +17,21 @@ from headrace_backend.worker.speculation.deferred_steps import DeferredSteps, No
 from headrace_kernels.attention.step import PagedAttentionStep
 from headrace_kernels.step_inputs import scatter_int32
 
+# A pass is padded to a power of two of tokens up to this, beyond to a multiple of its half.
+_COARSE_FROM = 1024
+
+
+def padded_tokens(count: int, most: int) -> int:
+    """Tokens of a pass over `count` of at most `most`, padding included.
+
+    They are sizes that warm-up runs, for which libraries have loaded their kernels; a pass of any
+    other size may load one while a token is waited for.
+    """
+    padded = 1 << (count - 1).bit_length()
+    if padded > _COARSE_FROM:
+        padded = -(-count // (_COARSE_FROM // 2)) * (_COARSE_FROM // 2)
+    return min(padded, most)
+
 
 class BlockTables(Protocol):
     """The rows' block tables on a GPU (`step.buffers.DeviceRows`)."""
@@ -52,13 +67,16 @@ class NotedTokens:
     def step_of(self, entries: Entries) -> tuple[torch.Tensor, torch.Tensor, PagedAttentionStep]:
         """Ids and positions of noted tokens, int64 [num_tokens], and the pass over them.
 
-        Its slots are in the blocks that the rows have now. How attention is divided is left open.
+        Its slots are in the blocks that the rows have now; padding behind them, as
+        `padded_tokens` says, has none. How attention is divided is left open.
         """
         rows, positions = np.repeat(entries.rows, entries.counts), ranges(entries.starts, entries.counts)
-        places = self._deferred.places(rows, positions)
-        columns: Int64Column = np.stack((places, rows, positions, positions // self._block_size))
+        places, count = self._deferred.places(rows, positions), rows.size
+        columns: Int64Column = np.zeros((4, padded_tokens(count, self._deferred.max_tokens)), np.int64)
+        columns[:, :count] = places, rows, positions, positions // self._block_size
         noted, table_rows, where, table_places = copy_to_device(columns, self._device).unbind()
-        blocks = self._block_table[table_rows, table_places].long()
+        slots = self._block_table[table_rows, table_places].long() * self._block_size + where % self._block_size
+        slots[count:] = -1
         ends = np.cumsum(entries.counts, dtype=np.int32)
         starts = np.concatenate((np.zeros(1, np.int32), ends))
         step = PagedAttentionStep(
@@ -66,7 +84,7 @@ class NotedTokens:
             seq_lens=copy_to_device(entries.seq_lens, self._device),
             rows=copy_to_device(entries.rows, self._device),
             block_tables=self._block_table,
-            slot_mapping=blocks * self._block_size + where % self._block_size,
+            slot_mapping=slots,
             block_size=self._block_size,
             decode=None,
             prefill=None,
