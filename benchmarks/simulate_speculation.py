@@ -8,10 +8,11 @@ each draft with a set probability.
 **Every figure is simulated.** Without drafts the device takes for a step what `simulate_budget`
 says; a step with drafts is padded to a graph (`GRAPHS_US`), any drafts cost `JUMP_MS`, and a pass
 of the drafter what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers
-of a quarter of the size, take to read their weights. Meant for choosing a policy, not for reporting
-a speed. A row's figure is the ratio to the same engine without drafts. With `--in-turns` each
-engine answers all cases, one after the other, as those of `bench_speculation` do, and what it has
-to learn about each counts.
+of a quarter of the size, take to read their weights. With `--catch-up-ms` a step with drafts behind
+one without takes so much longer, as a draft model's does that has steps to catch up with. Meant for
+choosing a policy, not for reporting a speed. A row's figure is the ratio to the same engine without
+drafts. With `--in-turns` each engine answers all cases, one after the other, as those of
+`bench_speculation` do, and what it has to learn about each counts.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class DraftingDevice(Device):
         self.acceptance = acceptance
         self._pass_ms = pass_ms
         self._draws = random.Random(seed)
+        # Time that drafts take behind a step without any, in milliseconds.
+        self.catch_up_ms = 0.0
+        self._drafted = False
         # Drafts of a row that the next step may verify.
         self._num_proposed = 0
         self.num_drafts = 0
@@ -87,13 +91,13 @@ class DraftingDevice(Device):
         drafts = forward.counts[forward.known_counts == 0] - 1
         assert max(drafts, default=0) <= self._num_proposed, "drafts are announced with the step before"
         if drafts.any():
-            self.free_at_ms += JUMP_MS
+            self.free_at_ms += JUMP_MS + (0.0 if self._drafted else self.catch_up_ms)
             self.num_drafts += int(drafts.sum())
             counts = np.ones(plan.sample.rows.size, np.int32)
             counts[: drafts.size] += [self._num_accepted(count) for count in drafts.tolist()]
             result.counts = counts
             result.tokens, result.ok = np.full(counts.sum(), _TOKEN, np.int32), np.ones(counts.sum(), np.uint8)
-        self._num_proposed = plan.num_proposed
+        self._num_proposed, self._drafted = plan.num_proposed, bool(drafts.any())
         self.free_at_ms += plan.num_proposed * self._pass_ms
         result.finished_at_ns = int(self.free_at_ms * 1e6)
         return result
@@ -124,7 +128,13 @@ class Session:
     """An engine that answers one case after the other, and keeps what it has learned."""
 
     def __init__(
-        self, drafts: str, pass_ms: float = 0.0, slowness: float = 1.0, seed: int = 0, knows_graphs: bool = True
+        self,
+        drafts: str,
+        pass_ms: float = 0.0,
+        slowness: float = 1.0,
+        seed: int = 0,
+        knows_graphs: bool = True,
+        catch_up_ms: float = 0.0,
     ) -> None:
         """An engine that has answered one short request, half of whose drafts were right.
 
@@ -134,6 +144,7 @@ class Session:
             slowness: Multiplies the duration of every step.
             seed: Seed of acceptance and noise.
             knows_graphs: Whether the worker has reported what its graphs take.
+            catch_up_ms: Time that drafts take behind a step without any, in milliseconds.
         """
         config = EngineConfig(
             model=pathlib.Path("none"),
@@ -144,6 +155,7 @@ class Session:
             speculate_tokens="auto" if drafts == "off" else drafts,
         )
         self._device = DraftingDevice(0.5, pass_ms, slowness, 0.02, seed)
+        self._device.catch_up_ms = catch_up_ms
         num_drafts = 0 if drafts == "off" else MOST_DRAFTS
         graphs = GRAPHS_US if knows_graphs else ()
         self._simulation = Simulation(_case(1, _FIRST_TOKENS), config, self._device, 1 + num_drafts, graphs)
@@ -183,6 +195,7 @@ def compare(
     slowness: float,
     knows_graphs: bool = True,
     seed: int = 0,
+    catch_up_ms: float = 0.0,
 ) -> dict[str, float]:
     """Tokens per second of each choice as a ratio to those without drafts, each by a new engine.
 
@@ -193,7 +206,8 @@ def compare(
         return session.tokens_per_s(batch, acceptance, _WARM_TOKENS + _COUNTED_TOKENS, _WARM_TOKENS)
 
     off = figure(Session("off", slowness=slowness, seed=seed))
-    return {drafts: figure(Session(drafts, pass_ms, slowness, seed, knows_graphs)) / off for drafts in choices}
+    how = pass_ms, slowness, seed, knows_graphs, catch_up_ms
+    return {drafts: figure(Session(drafts, *how)) / off for drafts in choices}
 
 
 def compare_in_turns(
@@ -203,6 +217,7 @@ def compare_in_turns(
     slowness: float,
     knows_graphs: bool,
     seed: int,
+    catch_up_ms: float = 0.0,
 ) -> Iterator[dict[str, float]]:
     """Ratios as `compare` gives them, of each case of batch, acceptance and tokens in turns.
 
@@ -210,7 +225,8 @@ def compare_in_turns(
     and all its tokens count but the first.
     """
     off = Session("off", slowness=slowness, seed=seed)
-    sessions = {drafts: Session(drafts, pass_ms, slowness, seed, knows_graphs) for drafts in choices}
+    how = pass_ms, slowness, seed, knows_graphs, catch_up_ms
+    sessions = {drafts: Session(drafts, *how) for drafts in choices}
     for case in cases:
         off_tokens_per_s = off.tokens_per_s(*case)
         yield {drafts: session.tokens_per_s(*case) / off_tokens_per_s for drafts, session in sessions.items()}
@@ -229,7 +245,7 @@ def _compared(
         for batch, num_tokens in zip(arguments.batches, arguments.tokens, strict=True)
         for acceptance in arguments.acceptances
     ]
-    how = arguments.slowness, not arguments.untold, arguments.seed
+    how = arguments.slowness, not arguments.untold, arguments.seed, arguments.catch_up_ms
     if arguments.in_turns:
         found = compare_in_turns(cases, pass_ms, choices, *how)
         yield from zip(cases, found, strict=True)
@@ -252,6 +268,9 @@ def main() -> None:
     parser.add_argument("--drafts", default="1,2,4,8,auto", help="numbers of drafts, and auto")
     parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
     parser.add_argument("--seed", type=int, default=0, help="of acceptance and noise")
+    parser.add_argument(
+        "--catch-up-ms", type=float, default=0.0, help="what drafts behind a step without any take longer"
+    )
     parser.add_argument("--untold", action="store_true", help="the engine does not know what graphs take")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()

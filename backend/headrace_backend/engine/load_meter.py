@@ -1,8 +1,8 @@
 """The engine's load and rates, measured from settled steps, and the snapshot of them.
 
 Owns the counts of settled steps and of late work, and the moment at which the device was free.
-Durations go on to `step_time` and `rates`, which plan and admit by them, and moments to
-`plan_timing`. Decides nothing.
+Durations go on to `step_time`, `draft_lengths` and `rates`, which plan and admit by them, and
+moments to `plan_timing`. Decides nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from headrace_backend.engine.answers import LoadReport, LoadSnapshot
 from headrace_backend.engine.limits.admission import Admission
 from headrace_backend.engine.rates import Rates
+from headrace_backend.engine.scheduling.draft_lengths import DraftLengths
 from headrace_backend.engine.scheduling.in_flight_step import InFlightStep
 from headrace_backend.engine.scheduling.plan_timing import PlanTiming
 from headrace_backend.engine.scheduling.scheduler import Scheduler
@@ -22,6 +23,7 @@ class LoadMeter:
 
     __slots__ = (
         "_device_free_ns",
+        "_draft_lengths",
         "_hit_tokens",
         "_late_work",
         "_max_waiting_requests",
@@ -33,9 +35,17 @@ class LoadMeter:
         "num_settled_steps",
     )
 
-    def __init__(self, step_times: StepTimeModel, rates: Rates, timing: PlanTiming, max_waiting_requests: int) -> None:
+    def __init__(
+        self,
+        step_times: StepTimeModel,
+        draft_lengths: DraftLengths,
+        rates: Rates,
+        timing: PlanTiming,
+        max_waiting_requests: int,
+    ) -> None:
         """No step was settled."""
         self._step_times = step_times
+        self._draft_lengths = draft_lengths
         self._rates = rates
         self._timing = timing
         self._max_waiting_requests = max_waiting_requests
@@ -68,6 +78,7 @@ class LoadMeter:
         self._device_free_ns = result.finished_at_ns
         # The load does not tell what a step's output layer had to compute for prompts.
         if not step.prompt_runs:
+            self._draft_lengths.took(step.load, duration_ns / 1e3)
             self._step_times.observe(step.load, duration_ns / 1e3)
         num_prompt_tokens = step.load.num_prefill_tokens - step.load.num_forced_tokens
         self._rates.note_step(now_ns, duration_ns, num_prompt_tokens, result.tokens.size + step.num_forced)

@@ -196,6 +196,38 @@ def test_a_row_that_begins_to_hit_is_found_by_probes() -> None:
     assert num_drafts < 600
 
 
+@pytest.mark.parametrize("late_us", [0.0, 16_000.0, 1e9])
+def test_probes_take_their_share_of_the_time_however_long_they_turn_out_to_take(late_us: float) -> None:
+    """A draft model that has steps to catch up with takes longer than any pass that is known."""
+    lengths = DraftLengths(StepTimeModel())
+    lengths.worker_ready(MOST)
+    row, load, spent_us, num_probes, last = known(0.0), StepLoad(1, 500), 0.0, 0, 0
+    bare_us = lengths._model.predict_us(load)
+    num_steps = 40_000
+    for step in range(num_steps):
+        [length] = lengths.choose([row], [MOST], load, MANY)
+        assert lengths.num_probes == length <= 1
+        if length:
+            probing = StepLoad(1, 500, num_draft_tokens=1, num_probes=1)
+            took_us = lengths._model.predict_us(probing) + late_us
+            lengths.took(probing, took_us)
+            spent_us, num_probes, last = spent_us + took_us - bare_us, num_probes + 1, step
+        lengths.note(row, length, 1)
+    # One that was held up for long does not end them.
+    assert num_probes > 5 and last > num_steps / 2
+    if late_us < 1e6:
+        # What the first one takes nobody had saved.
+        assert (spent_us - late_us) / (num_steps * bare_us) < 0.006
+
+
+def test_other_drafts_are_not_charged_to_probes() -> None:
+    lengths = DraftLengths(StepTimeModel())
+    lengths.worker_ready(MOST)
+    for load in (StepLoad(2, 500, num_draft_tokens=3, num_probes=1), StepLoad(1, 500)):
+        lengths.took(load, 1e9)
+    assert lengths._purse_us == math.inf
+
+
 def test_a_new_row_drafts_at_once_though_no_row_before_it_hit() -> None:
     model = StepTimeModel()
     model.drafted_graphs = DraftedGraphs([(9, 4158.0)])

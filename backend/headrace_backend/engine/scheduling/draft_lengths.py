@@ -15,7 +15,8 @@ that are alike, some then have a draft more than others.
 - **Forms of outputs.** Each draft of a row with a form wants a mask more, which costs the host what
   `step_time` has learned: nothing where masks are there before the pass ends.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
-  half of what is known of it is forgotten. Probes of all rows together take 0.5% of the time.
+  half of what is known of it is forgotten. Probes of all rows together take 0.5% of the time, by
+  what such steps turned out to take: a draft model may have to catch up with many steps first.
 - **A new row** begins with a little less than what is usual for all, or a half where that is less:
   so a large batch of new rows tries a few drafts of each first. What is usual is one opinion, and
   not one of each new row of a step, so their first results together outweigh it.
@@ -57,8 +58,10 @@ _FIRST_ACCEPTED: Final = 4.8
 _FIRST_TRIED: Final = 8.0
 # Shares are rounded to this, so that rows fall into few groups.
 _GRAIN: Final = 0.04
-# Time that probes may take.
+# Time that probes may take, and what they may owe after one that took longer, in its own bare
+# steps: a step that was held up by something else must not end them for good.
 _PROBE_SHARE: Final = 0.005
+_MOST_DEBT: Final = 16
 _STEPS_PER_CONTRAST: Final = 64
 # Passes of a drafter that together take so little of a step are not weighed one by one.
 _CHEAP_PASSES: Final = 0.01
@@ -77,6 +80,7 @@ class DraftLengths:
         "_num_since_contrast",
         "_purse_us",
         "_usual",
+        "num_probes",
         "num_proposed",
     )
 
@@ -101,6 +105,8 @@ class DraftLengths:
         self._purse_us = math.inf
         # Most drafts of a row in the step after the one chosen last.
         self.num_proposed = 0
+        # Drafts of the step chosen last that are probes.
+        self.num_probes = 0
 
     @property
     def drafts(self) -> bool:
@@ -112,6 +118,14 @@ class DraftLengths:
         if num_drafts and num_settled:
             row.note(num_drafts, num_settled)
             self._usual.note(num_drafts, num_settled)
+
+    def took(self, load: StepLoad, duration_us: float) -> None:
+        """Charges probes with what a step of theirs alone took longer than was thought."""
+        if not load.num_probes or load.num_probes < load.num_draft_tokens:
+            return
+        bare_us = self._model.predict_us(dataclasses.replace(load, num_draft_tokens=0))
+        self._purse_us -= duration_us - self._model.predict_us(load)
+        self._purse_us = min(max(self._purse_us, -_MOST_DEBT * bare_us), bare_us)
 
     def forced_pay(
         self, load: StepLoad, rows: AbstractSequence[Sequence], forced: AbstractSequence[tuple[Sequence, int]]
@@ -155,6 +169,7 @@ class DraftLengths:
             masked: Whether a form restricts the draws of each row; empty: of none.
         """
         num_proposed = self.num_proposed
+        self.num_probes = 0
         limits = [min(limit, self._most) for limit in limits]
         if self._fixed is not None:
             lengths = self._fixed_lengths(limits, num_free)
@@ -186,6 +201,7 @@ class DraftLengths:
         self.num_proposed = 0 if self._is_contrast(max(lengths)) else max(lengths)
         probed = self._choose_probes(rows, limits, lengths, load, num_free, were_drafted)
         if were_drafted:
+            self.num_probes = len(probed)
             for index in probed:
                 lengths[index] = 1
                 rows[index].doubt()

@@ -119,6 +119,8 @@ class StepLoad:
     attention_pairs: float = 0.0
     # Drafted tokens that the decodes compute beside one token each.
     num_draft_tokens: int = 0
+    # Those of them that are probes.
+    num_probes: int = 0
     # Most drafts of a row that are made at the step's end.
     num_draft_passes: int = 0
     # Draws of the decodes, those behind drafts too, that forms of outputs restrict.

@@ -154,6 +154,7 @@ class Decodes:
             [sequence.grammar is not None for sequence in rows] if builder.load.num_masked_draws else (),
         )
         builder.num_proposed = builder.load.num_draft_passes = lengths.num_proposed
+        builder.load.num_probes = lengths.num_probes
         builder.add_drafts([self._make_room_for_drafts(*chosen, builder) for chosen in zip(rows, wanted, strict=True)])
 
     def _make_room_for_drafts(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
