@@ -99,7 +99,7 @@ class StoredExpertWeight(StoredWeight):
         kept = dataclasses.replace(form, inputs=None)
         super().__init__(kept, [outputs] * num_projections, inputs, to)
         self.num_experts = num_experts
-        self.unrounded_inputs = stated = input_rounding(form)
+        self.stated_inputs = stated = input_rounding(form)
         group = self.quantized.group_size if self.quantized.is_grouped else 0
         if stated is not None and stated.scale is None and stated.is_symmetric and stated.group_size == group:
             self.quantized = dataclasses.replace(self.quantized, keeps_activations=False)

@@ -51,8 +51,8 @@ class LowBitWeight(LinearWeight):
         super().__init__()
         self.num_outputs, self.num_inputs = quantized.num_outputs, quantized.num_inputs
         self.quantized = quantized
-        # How the folder says that inputs are rounded, where products may not follow it.
-        self.unrounded_inputs: InputRounding | None = None
+        # How the folder says that inputs are rounded, where `quantized` does not say it.
+        self.stated_inputs: InputRounding | None = None
 
     @property
     def num_bytes(self) -> int:

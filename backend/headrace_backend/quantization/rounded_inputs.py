@@ -30,11 +30,11 @@ def describe_inputs(weights: Collection[LowBitWeight]) -> str:
         and no scheme says otherwise.
     """
     # Weights of one kind round alike, and a rule is asked for some hundred numbers of rows.
-    kinds = Counter((weight.launch_kind(), weight.unrounded_inputs) for weight in weights)
+    kinds = Counter((weight.launch_kind(), weight.stated_inputs) for weight in weights)
     by_kind = {weight.launch_kind(): weight for weight in weights}
     ways: Counter[str] = Counter()
-    for (kind, unrounded), count in kinds.items():
-        ways[_way(by_kind[kind], unrounded)] += count
+    for (kind, stated), count in kinds.items():
+        ways[_way(by_kind[kind], stated)] += count
     if set(ways) <= {_KEPT}:
         return ""
     return ", ".join(way for way, _ in ways.most_common())

@@ -121,7 +121,7 @@ class DraftLengths:
 
     def took(self, load: StepLoad, duration_us: float) -> None:
         """Charges probes with what a step of theirs alone took longer than was thought."""
-        if not load.num_probes or load.num_probes < load.num_draft_tokens:
+        if not 0 < load.num_draft_tokens <= load.num_probes:
             return
         bare_us = self._model.predict_us(dataclasses.replace(load, num_draft_tokens=0))
         self._purse_us -= duration_us - self._model.predict_us(load)
