@@ -27,7 +27,8 @@ def test_a_picture_is_a_small_png() -> None:
     assert 20_000 < len(data) < LARGEST
 
 
-@pytest.mark.filterwarnings("error")
+# What an earlier test left open may be collected while this one runs.
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 @pytest.mark.parametrize("detail", ["off", "array", "span"])
 def test_whatever_a_trace_lacks_or_is_called_it_is_drawn(detail: str) -> None:
     pytest.importorskip("matplotlib")
