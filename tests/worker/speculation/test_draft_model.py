@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ from headrace_backend.step.plan import StepPlan, StepResult
 from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.deferred_steps import DeferredSteps
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import ComputedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.step.buffers import DeviceRows, StepLimits
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
@@ -46,6 +47,7 @@ from headrace_backend.worker.step.gpu_runner import GpuRunner
 from headrace_backend.worker.step.kv_caches import allocate_kv_caches, kv_type
 from headrace_backend.worker.step.runner import Runner
 from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
+from headrace_kernels.attention.step import PagedAttentionStep
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 NUM_DRAFTS = 4
@@ -244,6 +246,30 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
             assert bool(followed_from_graphs(runner)) == bool(batch_sizes)
 
     on_device(check, device)
+
+
+class SeesPadding(GpuDraftModel):
+    """Notes the columns of each step that it is shown while graphs are captured."""
+
+    seen: ClassVar[list[tuple[int, list[int], list[int]]]] = []
+
+    def _follow_captured(self, computed: ComputedTokens) -> None:
+        step = computed.metadata
+        assert isinstance(step, PagedAttentionStep)
+        columns = (step.rows.tolist(), step.query_start_loc.tolist())
+        self.seen.append((len(computed.token_ids), *columns))
+
+
+def test_graphs_behind_steps_are_captured_with_columns_of_padding(shallow_llama: CausalLM) -> None:
+    """All shapes share their columns: those of another one would name rows that there are not."""
+    SeesPadding.seen.clear()
+    on_device(
+        lambda: drafting_gpu_runner(shallow_llama, small_model(shallow_llama, "auto"), (1, 2, 4), "auto", SeesPadding),
+        "cpu",
+    )
+    assert len({num_tokens for num_tokens, *_ in SeesPadding.seen}) > 2
+    for num_tokens, rows, starts in SeesPadding.seen:
+        assert set(rows) == {NUM_ROWS} and starts == sorted(starts) and starts[-1] <= num_tokens
 
 
 # `test_deferred_steps` covers most of it without kernels.

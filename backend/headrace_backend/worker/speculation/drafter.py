@@ -11,7 +11,7 @@ at each drafted position what it would have drawn without drafts, and keeps what
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -146,10 +146,13 @@ class CapturesPasses(Protocol):
     def num_captured(self) -> int:
         """Graphs captured so far."""
 
-    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+    def capture(
+        self, progress: Progress, steps: Mapping[Hashable, ComputedTokens], pad: Callable[[Hashable], None]
+    ) -> None:
         """Captures them.
 
         Args:
             progress: Called with (phase, done, total, unit).
-            steps: What the model's graphs of decodes compute, by their keys.
+            steps: What the model's graphs of decodes compute, by their keys. They share memory.
+            pad: Makes that memory what a step of one key is in which nothing takes part.
         """

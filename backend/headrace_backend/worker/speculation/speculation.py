@@ -100,10 +100,12 @@ class Speculation:
         """Graphs that the drafter has captured so far."""
         return self._drafter.num_captured if isinstance(self._drafter, CapturesPasses) else 0
 
-    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+    def capture(
+        self, progress: Progress, steps: Mapping[Hashable, ComputedTokens], pad: Callable[[Hashable], None]
+    ) -> None:
         """Captures the drafter's graphs, if it has any: see `CapturesPasses.capture`."""
         if isinstance(self._drafter, CapturesPasses):
-            self._drafter.capture(progress, steps)
+            self._drafter.capture(progress, steps, pad)
 
     def begin(self, plan: StepPlan) -> None:
         """Shows the drafter a plan before it is computed; one that drafts then does so.

@@ -170,12 +170,12 @@ class GpuDraftModel:
         self._splits[: len(splits)].copy_(host, non_blocking=True)
 
     @torch.inference_mode()
-    def capture(self, progress: Progress, steps: Mapping[Hashable, ComputedTokens]) -> None:
+    def capture(
+        self, progress: Progress, steps: Mapping[Hashable, ComputedTokens], pad: Callable[[Hashable], None]
+    ) -> None:
         """Captures the passes of all batch sizes, and what follows steps that have a graph.
 
-        Args:
-            progress: Called with (phase, done, total, unit).
-            steps: What is computed by the model's graphs of decodes, by their keys.
+        Arguments are those of `CapturesPasses.capture`.
         """
         if self._graphs is None:
             return
@@ -190,6 +190,7 @@ class GpuDraftModel:
         by_size = sorted(taken.items(), key=lambda step: -len(step[1].token_ids))
         for done, (key, computed) in enumerate(by_size, len(self._batch_sizes)):
             progress("draft graphs", done, total, "sizes")
+            pad(key)
             self._capture(self._graphs, ("follow", key), functools.partial(self._follow_captured, computed))
         progress("draft graphs", total, total, "sizes")
 

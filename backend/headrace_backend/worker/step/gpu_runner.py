@@ -322,12 +322,12 @@ class GpuRunner:
         # prepared together, because ranks agree on these layers each time.
         with self._model.representative_layers():
             for shape in shapes:
-                self._buffers.upload_padding(shape, self._rows.scratch_row)
+                self._pad(shape)
                 for piece in self._pieces(shape):
                     self._graphs.prepare(functools.partial(self._run, piece, shape))
         for done, shape in enumerate(shapes):
             progress("graphs", done, len(shapes), "shapes")
-            self._buffers.upload_padding(shape, self._rows.scratch_row)
+            self._pad(shape)
             for piece in self._pieces(shape):
                 self._graphs.capture((piece, shape), functools.partial(self._run, piece, shape))
             if self.speculation is not None and self._inputs is not None:
@@ -337,7 +337,12 @@ class GpuRunner:
         if self.speculation is not None:
             decodes = [shape for shape in self._shapes if not shape.num_tiles]
             kept: dict[Hashable, ComputedTokens] = {shape: self._captured_tokens[shape] for shape in decodes}
-            self.speculation.capture(progress, kept)
+            self.speculation.capture(progress, kept, self._pad)
+
+    def _pad(self, shape: Hashable) -> None:
+        """Fills the columns, which all shapes share, with those of a step of padding."""
+        assert isinstance(shape, StepShape), "a key of what is captured"
+        self._buffers.upload_padding(shape, self._rows.scratch_row)
 
     def _cut(self, needed: StepShape, plan: StepPlan) -> StepShape:
         """What a step needs that is launched kernel by kernel."""
@@ -364,7 +369,7 @@ class GpuRunner:
 
     def _replay_padding(self, shape: StepShape) -> None:
         """Launches a captured step in which nothing takes part."""
-        self._buffers.upload_padding(shape, self._rows.scratch_row)
+        self._pad(shape)
         # A step is drawn in one way: in that which every shape has, so that times compare.
         for piece in self._pieces(shape)[:2]:
             self._launch(piece, shape)
