@@ -9,7 +9,8 @@ by itself.
 Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
 expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
 most experts are one tile while a step is bound by memory. Chosen without a card, but for the
-largest tiles and those of one token; what they reach on one is in docs/experiments.md.
+largest tiles of plain weights, those in which FP8 multiplies FP8, and those of one token; what they
+reach on one is in docs/experiments.md.
 """
 
 from __future__ import annotations

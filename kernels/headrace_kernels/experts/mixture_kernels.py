@@ -1,8 +1,9 @@
 """The Triton kernels behind `mixture` for many tokens, on the tensor cores.
 
-Owns the kernels and their launches; which run when is `mixture`'s, and few tokens have kernels of
-their own (`vector_kernels`). A pair is a token and one of its experts (`routing`). Weights are
-those of `expert_weights`: a word is a number, or four of INT4.
+Owns the kernels and their launches, and which weights multiply rounded rows; which kernels run when
+is `mixture`'s, and few tokens have kernels of their own (`vector_kernels`). A pair is a token and
+one of its experts (`routing`). Weights are those of `expert_weights`: a word is a number, or four
+of INT4.
 
 `_tile_kernel` multiplies BLOCK_M pairs of one expert, which sorting made neighbours, by BLOCK_N of
 its outputs, as Y^T = W X^T. How many tiles there are is routing's, so the grid has room for the
