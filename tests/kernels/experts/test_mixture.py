@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, poisoned_memory
 
-from headrace_kernels.experts import mixture_kernels
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
 from headrace_kernels.experts.mixture import (
@@ -28,13 +27,12 @@ from headrace_kernels.experts.mixture import (
     rounds,
     tile_rule,
 )
-from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs, round_rows
+from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
 from headrace_kernels.experts.routing import Choice, choose_experts_reference, sort_pairs_reference
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.rms_norm import rms_norm
-from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.weight_formats.mxfp4 import LARGEST_SCALE, Mxfp4Weight, allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
@@ -228,50 +226,6 @@ def test_groups_and_blocks_of_8_bits_agree_with_fp64(
             close(case.multiplied(kernel, VECTOR, pair), case.expected(), torch.float32)
             found = mixture(case.x, case.choice, case.gate_up, case.down)
         close(found, case.expected(), torch.float32)
-
-
-# Whole rows, and blocks; inner elements are rounded on the way to the second product as well.
-@pytest.mark.parametrize(("group", "arrangement"), [(0, Arrangement()), (128, Arrangement(scale_outputs=8))])
-@pytest.mark.parametrize("has_biases", [False, True])
-def test_fp8_multiplies_rows_of_e4m3_as_the_reference_says(
-    group: int, arrangement: Arrangement, has_biases: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The interpreter's cast to e4m3 halves what rounds up to a power of two.
-    monkeypatch.setattr(mixture_kernels, "round_tokens", round_tokens_reference)
-    # Rows that end within what is loaded at a time, too.
-    last = (6, 4, 2, 128, 256) if group else (6, 4, 2, 80, 48)
-    for sizes, pair in (((5, 3, 1, 128, 128), PAIR), ((7, 5, 2, 256, 128), OUTPUTS_FIRST), (last, PAIR)):
-        case = Case(sizes, QuantKind.FP8, torch.float32, "cpu", has_biases=has_biases)
-        if group:
-            case.arrange(group, arrangement)
-        case.x[3] = 0
-        pairs = sort_pairs_reference(case.choice.experts, case.num_experts, None)
-        out = torch.full_like(case.x, float("nan"))
-        with kernels_on("cpu"), poisoned_memory("cpu"):
-            rows = round_rows(case.x, case.gate_up)
-            multiply_pairs(rows, case.choice, pairs, case.gate_up, case.down, out, (pair, pair), rounds_inner=True)
-        expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=(True, True))
-        # The two sum in another order, and an inner element between two numbers may become either.
-        assert float((out - expected).norm() / expected.norm()) < 2e-3
-        plain = mixture_reference(case.x, case.choice, case.gate_up, case.down)
-        assert 1e-2 < float((out - plain).norm() / plain.norm()) < 6e-2
-
-
-@pytest.mark.parametrize(("kind", "group", "arrangement", "dtype", "taken"), [
-    (QuantKind.FP8, 0, Arrangement(), torch.bfloat16, True),
-    (QuantKind.FP8, 128, Arrangement(scale_outputs=8), torch.float16, True),
-    (QuantKind.FP8, 0, Arrangement(keeps_activations=True), torch.bfloat16, False),
-    (QuantKind.FP8, 0, Arrangement(), torch.float32, False),
-    (QuantKind.INT8, 0, Arrangement(), torch.bfloat16, False),
-])  # fmt: skip
-def test_fp8_takes_rounded_rows_of_more_than_a_few_tokens(
-    kind: QuantKind, group: int, arrangement: Arrangement, dtype: torch.dtype, taken: bool
-) -> None:
-    case = Case((1, 3, 1, 128, 128), kind, dtype, "cpu")
-    case.arrange(group, arrangement)
-    with kernels_on("cpu"):
-        assert [rounds(count, case.gate_up, case.down) for count in (4, 5)] == [(False, False), (taken, taken)]
-    assert rounds(5, case.gate_up, case.down) == (False, False)
 
 
 @pytest.mark.gpu
