@@ -17,7 +17,13 @@ import triton.language as tl
 from headrace_kernels.attention.merge import store_merged
 from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention.quantized_kv import quantized_heads
-from headrace_kernels.attention.rope_kv import mean_squares, rotated_heads, rotation_rows
+from headrace_kernels.attention.rope_kv import (
+    head_planes,
+    mean_squares,
+    numbers_with_partners,
+    rotated_heads,
+    rotation_rows,
+)
 from headrace_kernels.attention.tiles import absorb, absorb_sinks, key_offsets
 from headrace_kernels.attention.transposed import absorb_context
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
@@ -25,20 +31,6 @@ from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_s
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
 # decide what is compiled.
 _COLUMNS = ["splits", "query_start_loc", "seq_lens", "table_rows", "slot_mapping"]
-
-
-@triton.jit
-def _mean_square_as_written(place, is_newest, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
-    """The mean square of one head, to the bit as `rope_kv` has it.
-
-    The head is one of many in a tile like the one there, whose squares are added up in the same
-    order.
-    """
-    copies = tl.arange(0, SPLIT.norm_heads) * 0
-    is_first = (copies == 0) & is_newest
-    return tl.max(
-        mean_squares(place + copies, is_first, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2, SPLIT.interleaved), 0
-    )
 
 
 @triton.jit
@@ -225,33 +217,58 @@ def decode_kernel(
 
 
 @triton.jit
+def _norm_factors(norm, mask_row, SHAPE: tl.constexpr, SPLIT: tl.constexpr):
+    """A norm's weights and those of the dimensions that theirs rotate with, in every row.
+
+    [rows, padded_dim] each; numbers that nobody reads where nothing is normed.
+    """
+    factors, partner_factors = 0.0, 0.0
+    if SPLIT.norm_heads > 0:
+        factors, partner_factors = numbers_with_partners(
+            norm + tl.arange(0, SPLIT.rows) * 0, mask_row, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim,
+            SPLIT.interleaved,
+        )  # fmt: skip
+    return factors, partner_factors
+
+
+@triton.jit
 def _rotated_rows(
-    places, new_key, is_newest, mask_row, rotation, query_norm, key_norm, eps,
+    places, new_key, is_newest, mask_row, rotation, query_factors, key_norm, eps,
     SHAPE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Q and the new token's key, normed and rotated, [rows, padded_dim] each.
 
     Every row of the key is the one key, in the layout of Q, and 0 in splits that it does not belong
-    to.
+    to. All that is read of the token is asked for before the first sum, behind which warps meet.
     """
     offs_row = tl.arange(0, SPLIT.rows)
     NORMED: tl.constexpr = SPLIT.norm_heads > 0
-    key_places, mask_key_row = new_key + offs_row * 0, mask_row & is_newest
+    HALF: tl.constexpr = SHAPE.head_dim // 2
+    ROTARY_HALF: tl.constexpr = SPLIT.rotary_dim // 2
+    mask_key_row = mask_row & is_newest
+    if NORMED:
+        query_a, query_b = head_planes(places, mask_row, HALF, ROTARY_HALF, SPLIT.interleaved)
+        # The key is one of many heads in a tile like that of `rope_kv`, whose squares are added up
+        # in the same order, so that what the cache holds does not depend on who wrote it.
+        copies = tl.arange(0, SPLIT.norm_heads) * 0
+        is_first = (copies == 0) & is_newest
+        key_a, key_b = head_planes(new_key + copies, is_first, HALF, ROTARY_HALF, SPLIT.interleaved)
+    q, q_partner = numbers_with_partners(
+        places, mask_row, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved
+    )
+    k, k_partner = numbers_with_partners(
+        new_key + offs_row * 0, mask_key_row, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved
+    )
+    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved)
     query_square, key_square = 0.0, 0.0
     if NORMED:
-        query_square = mean_squares(places, mask_row, SHAPE.head_dim // 2, SPLIT.rotary_dim // 2, SPLIT.interleaved)
-        key_square = _mean_square_as_written(new_key, is_newest, SHAPE, SPLIT)
-        key_square += tl.full([SPLIT.rows], 0.0, tl.float32)
-    cosine, sine = rotation_rows(rotation, offs_row, mask_row, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved)
-    q = rotated_heads(
-        places, mask_row, cosine, sine, query_norm, query_square, eps,
-        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved,
-    )  # fmt: skip
-    k_new = rotated_heads(
-        key_places, mask_key_row, cosine, sine, key_norm, key_square, eps,
-        NORMED, SHAPE.head_dim, SPLIT.rotary_dim, SHAPE.padded_dim, SPLIT.interleaved,
-    )  # fmt: skip
-    return q, k_new
+        query_square = mean_squares(query_a, query_b, HALF)
+        key_square = tl.max(mean_squares(key_a, key_b, HALF), 0) + tl.full([SPLIT.rows], 0.0, tl.float32)
+    q = rotated_heads(q, q_partner, cosine, sine, query_factors[0], query_factors[1], query_square, eps, NORMED)
+    # Here, for registers; they are another's in all splits but one.
+    key_factors = _norm_factors(key_norm, mask_key_row, SHAPE, SPLIT)
+    k = rotated_heads(k, k_partner, cosine, sine, key_factors[0], key_factors[1], key_square, eps, NORMED)
+    return q, k
 
 
 @triton.jit
@@ -303,32 +320,40 @@ def raw_decode_kernel(
     query_start_loc, seq_lens, table_rows, block_tables, qkv_stride, table_stride, score_scale, window, sinks, eps,
     SHAPE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The work of `decode_kernel` on a projection's heads, for entries of one query token."""
-    if SPLIT.is_early:
-        grid_behind_may_start()
+    """The work of `decode_kernel` on a projection's heads, for entries of one query token.
+
+    The kernel behind is let go when the token's heads have arrived: before, its requests for
+    weights would be ahead of theirs, and its programs would take the room of programs that have not
+    begun. With drafts, whose kernel has several programs to a head, that won nothing.
+    """
     kv_head = tl.program_id(0)
     entry, index, count, place, first_token, num_tokens, seq_len, table = _split_columns(
         splits, query_start_loc, seq_lens, table_rows, block_tables, table_stride
     )
-    if SPLIT.is_early:
-        grid_before_is_done()
-    if entry < 0:
-        return
+    slot = tl.load(slot_mapping + first_token)
     first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
-
-    token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, 0, kv_head, SHAPE, SPLIT)
     # One token an entry: its key and value are nobody else's, and only the split that the context
     # ends in takes them.
     is_newest = (begin < seq_len) & (end == seq_len)
     end = tl.minimum(end, seq_len - 1)
+    token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, 0, kv_head, SHAPE, SPLIT)
+    # Weights of norms, which no kernel writes.
+    mask_row = mask_row & (entry >= 0)
+    query_factors = _norm_factors(query_norm, mask_row, SHAPE, SPLIT)
+    if SPLIT.is_early:
+        grid_before_is_done()
+    if entry < 0:
+        return
+
     offs_dim = tl.arange(0, SHAPE.padded_dim)
     mask_new = (offs_dim < SHAPE.head_dim)[None, :] & is_newest
     new_key = qkv + first_token.to(tl.int64) * qkv_stride + (SHAPE.num_heads + kv_head) * SHAPE.head_dim
     new_value = new_key + SHAPE.num_kv_heads * SHAPE.head_dim
     v_new = tl.load(new_value + offs_dim[None, :], mask=mask_new, other=0.0)
-    slot = tl.load(slot_mapping + first_token)
     rotation = rotations + first_token.to(tl.int64) * (3 * SPLIT.rotary_dim // 2)
-    q, k_new = _rotated_rows(places, new_key, is_newest, mask_row, rotation, query_norm, key_norm, eps, SHAPE, SPLIT)
+    q, k_new = _rotated_rows(places, new_key, is_newest, mask_row, rotation, query_factors, key_norm, eps, SHAPE, SPLIT)
+    if SPLIT.is_early:
+        grid_behind_may_start()
 
     largest = tl.full([SPLIT.rows], -1.0e30, tl.float32)
     total = tl.full([SPLIT.rows], 0.0, tl.float32)

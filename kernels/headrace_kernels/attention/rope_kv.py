@@ -199,17 +199,23 @@ def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def mean_squares(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Mean square of the heads that begin at `places`, [heads].
+def head_planes(places, mask_head, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Both elements of each plane of the heads that begin at `places`, [heads, planes] twice."""
+    offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
+    mask = mask_head[:, None] & (offs < HALF)
+    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF, INTERLEAVED)
+    a = tl.load(places[:, None] + offs_a, mask=mask, other=0.0)
+    return a, tl.load(places[:, None] + offs_b, mask=mask, other=0.0)
+
+
+@triton.jit
+def mean_squares(a, b, HALF: tl.constexpr):
+    """Mean square of heads whose planes are a and b (`head_planes`), [heads] fp32.
 
     Squares are added up in the order of `_rope_and_write_kv_kernel` if there are as many heads as
     `heads_for_norm` says, or more.
     """
-    offs = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
-    mask = mask_head[:, None] & (offs < HALF)
-    offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF, INTERLEAVED)
-    a = tl.load(places[:, None] + offs_a, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(places[:, None] + offs_b, mask=mask, other=0.0).to(tl.float32)
+    a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.sum(a * a + b * b, axis=1) / (2 * HALF)
 
 
@@ -243,38 +249,41 @@ def rotation_rows(
 
 
 @triton.jit
-def rotated_heads(
-    places,
-    mask_row,
-    cosine,
-    sine,
-    weight,
-    mean_square,
-    eps,
-    NORMED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
-    """Heads that begin at `places` [rows], normed and rotated, [rows, PADDED_DIM].
-
-    The norm is `weight` and `mean_square` [rows], the rotation that of `rotation_rows`. Heads keep
-    their dtype, and are 0 where masked and beyond HEAD_DIM.
-    """
-    dims = tl.arange(0, PADDED_DIM)[None, :]
+def _partners(dims, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The dimension that each dimension rotates with; any for those that do not rotate."""
     if INTERLEAVED:
         partners = dims ^ 1
     else:
         partners = (dims + ROTARY_DIM // 2) % ROTARY_DIM
+    return partners
+
+
+@triton.jit
+def numbers_with_partners(
+    places, mask_row, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Numbers that lie at `places` [rows], and those they rotate with, [rows, PADDED_DIM] twice.
+
+    They are heads, or for all rows a norm's weight. They are 0 where masked and beyond HEAD_DIM.
+    """
+    dims = tl.arange(0, PADDED_DIM)[None, :]
     mask = mask_row[:, None] & (dims < HEAD_DIM)
-    dtype: tl.constexpr = places.dtype.element_ty
-    x = tl.load(places[:, None] + dims, mask=mask, other=0.0).to(tl.float32)
-    partner = tl.load(places[:, None] + partners, mask=mask, other=0.0).to(tl.float32)
+    numbers = tl.load(places[:, None] + dims, mask=mask, other=0.0)
+    return numbers, tl.load(places[:, None] + _partners(dims, ROTARY_DIM, INTERLEAVED), mask=mask, other=0.0)
+
+
+@triton.jit
+def rotated_heads(x, partner, cosine, sine, factor, partner_factor, mean_square, eps, NORMED: tl.constexpr):
+    """Heads, normed and rotated, [rows, PADDED_DIM] in their type.
+
+    Heads x and the numbers they rotate with are those of `numbers_with_partners`, as are a norm's
+    two factors, which count if NORMED; `mean_square` is [rows], the rotation that of
+    `rotation_rows`.
+    """
+    dtype: tl.constexpr = x.dtype
+    x, partner = x.to(tl.float32), partner.to(tl.float32)
     if NORMED:
-        zeros = mask_row.to(tl.int32)[:, None] * 0
-        factor = tl.load(weight + dims + zeros, mask=mask, other=0.0)
-        partner_factor = tl.load(weight + partners + zeros, mask=mask, other=0.0)
         x = scaled_by_rms(x, mean_square, factor, eps).to(dtype).to(tl.float32)
         partner = scaled_by_rms(partner, mean_square, partner_factor, eps).to(dtype).to(tl.float32)
     return rotated(x, partner, cosine, sine).to(dtype)
