@@ -15,11 +15,16 @@ that are alike, some then have a draft more than others.
 - **Forms of outputs.** Each draft of a row with a form wants a mask more, which costs the host what
   `step_time` has learned: nothing where masks are there before the pass ends.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
-  half of what is known of it is forgotten. Probes of all rows together take 0.5% of the time, by
-  what such steps turned out to take: a draft model may have to catch up with many steps first.
+  half of what is known of it is forgotten. Probes are paid from what drafts may lose, by what such
+  steps turned out to take: a draft model may have to catch up with many steps of a row first, so
+  where probes take long few rows are probed at once.
+- **Drafts may lose** 0.5% of the time: a purse gains it, and pays what probes and all other drafts
+  cost more than they bring. So first drafts that miss put off the next probe.
 - **A new row** begins with a little less than what is usual for all, or a half where that is less:
   so a large batch of new rows tries a few drafts of each first. What is usual is one opinion, and
-  not one of each new row of a step, so their first results together outweigh it.
+  not one of each new row of a step, so their first results together outweigh it. While drafts have
+  lost much more than they may, a new row begins with what is usual, however little that is; then
+  probes find whether that has changed, and new rows as soon as enough is saved up.
 - **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
   before it, or nobody would see what either costs.
 - **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
@@ -58,10 +63,14 @@ _FIRST_ACCEPTED: Final = 4.8
 _FIRST_TRIED: Final = 8.0
 # Shares are rounded to this, so that rows fall into few groups.
 _GRAIN: Final = 0.04
-# Time that probes may take, and what they may owe after one that took longer, in its own bare
-# steps: a step that was held up by something else must not end them for good.
-_PROBE_SHARE: Final = 0.005
+# Time that drafts may lose, and what they may owe, in bare steps: a step that was held up by
+# something else must not end probes for good. Owing the second, new rows are hoped for no more:
+# some ten batches of them in a row have missed then.
+_LOST_SHARE: Final = 0.005
 _MOST_DEBT: Final = 16
+_HOPELESS_DEBT: Final = 8
+# Weight of the last probes in what one takes longer than was thought.
+_LATE_WEIGHT: Final = 0.25
 _STEPS_PER_CONTRAST: Final = 64
 # Passes of a drafter that together take so little of a step are not weighed one by one.
 _CHEAP_PASSES: Final = 0.01
@@ -74,10 +83,13 @@ class DraftLengths:
 
     __slots__ = (
         "_fixed",
+        "_late_us",
         "_model",
         "_most",
         "_num_choices",
+        "_num_gained",
         "_num_since_contrast",
+        "_prepaid_us",
         "_purse_us",
         "_usual",
         "num_probes",
@@ -101,8 +113,15 @@ class DraftLengths:
         """A worker that drafts at most so many tokens of a row in a step (0: none) takes over."""
         self._most = most
         self._num_since_contrast = 0
-        # Time that probes may take, in microseconds: a step's, to begin with.
+        # Time that drafts may lose, in microseconds: a step's, to begin with; and what of it is
+        # spent on probes whose steps are not settled.
         self._purse_us = math.inf
+        self._prepaid_us = 0.0
+        # What a probe takes longer than is known of such drafts: a draft model may have to catch up
+        # with many steps of its row first.
+        self._late_us = 0.0
+        # Drafts that were accepted in the step whose results are noted.
+        self._num_gained = 0
         # Most drafts of a row in the step after the one chosen last.
         self.num_proposed = 0
         # Drafts of the step chosen last that are probes.
@@ -118,14 +137,28 @@ class DraftLengths:
         if num_drafts and num_settled:
             row.note(num_drafts, num_settled)
             self._usual.note(num_drafts, num_settled)
+            self._num_gained += num_settled - 1
 
     def took(self, load: StepLoad, duration_us: float) -> None:
-        """Charges probes with what a step of theirs alone took longer than was thought."""
-        if not 0 < load.num_draft_tokens <= load.num_probes:
+        """Pays for the drafts of a step whose results are noted, as far as they lost time.
+
+        What they cost is what is known of such steps, and of probes alone what their step took. A
+        draft that was accepted brought a row's part of a step without drafts.
+        """
+        num_gained, self._num_gained = self._num_gained, 0
+        if self._fixed is not None or not (load.num_draft_tokens or load.num_draft_passes):
             return
-        bare_us = self._model.predict_us(dataclasses.replace(load, num_draft_tokens=0))
-        self._purse_us -= duration_us - self._model.predict_us(load)
-        self._purse_us = min(max(self._purse_us, -_MOST_DEBT * bare_us), bare_us)
+        bare = dataclasses.replace(load, num_draft_tokens=0, num_draft_passes=0)
+        bare_us, cost_us = self._model.predict_us(bare), self._model.predict_us(load)
+        if 0 < load.num_draft_tokens <= load.num_probes:
+            late_us = min(max(duration_us - cost_us, 0.0), _MOST_DEBT * bare_us) / load.num_draft_tokens
+            self._late_us += _LATE_WEIGHT * (late_us - self._late_us)
+            cost_us = duration_us
+        lost_us = cost_us - bare_us - num_gained * bare_us / max(load.num_decodes, 1)
+        if load.num_probes:
+            lost_us -= self._prepaid_us
+            self._prepaid_us = 0.0
+        self._purse_us = min(max(self._purse_us - lost_us, -_MOST_DEBT * bare_us), bare_us)
 
     def forced_pay(
         self, load: StepLoad, rows: AbstractSequence[Sequence], forced: AbstractSequence[tuple[Sequence, int]]
@@ -221,10 +254,11 @@ class DraftLengths:
         masked: AbstractSequence[bool],
     ) -> list[int]:
         """The lengths with which the step settles most tokens per second."""
-        self._expect_usual([row for row in rows if not row.tried])
+        costs = self._model.draft_costs_us(load)
+        self._expect_usual([row for row in rows if not row.tried], costs.bare_us)
         known = zip((pooled_shares(rows) / _GRAIN).round().astype(int).tolist(), limits, masked, strict=True)
         kinds: list[_Kind] = list(known)
-        best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
+        best = _best_lengths(Counter(kinds), costs, len(rows), num_free)
         lengths = [best.of_kind[kind] for kind in kinds]
         if best.num_longer:
             longer = [index for index, kind in enumerate(kinds) if kind == best.longer_kind][: best.num_longer]
@@ -232,9 +266,9 @@ class DraftLengths:
                 lengths[index] += 1
         return lengths
 
-    def _expect_usual(self, new: AbstractSequence[Acceptance]) -> None:
+    def _expect_usual(self, new: AbstractSequence[Acceptance], bare_us: float) -> None:
         """Lets new rows begin with what is usual for all, or with a hope that soon gives way."""
-        if self._usual.share < _HOPED_SHARE:
+        if self._usual.share < _HOPED_SHARE and self._purse_us >= -_HOPELESS_DEBT * bare_us:
             share, weight = _HOPED_SHARE, _HOPED_WEIGHT
         else:
             weight = _USUAL_WEIGHT + _DOUBT_WEIGHT
@@ -267,7 +301,7 @@ class DraftLengths:
         costs = self._model.draft_costs_us(load)
         num_drafts, num_passes = sum(lengths), max(lengths)
         step_us = float(costs.step_us(num_drafts, num_passes))
-        self._purse_us = min(self._purse_us + _PROBE_SHARE * step_us, step_us)
+        self._purse_us = min(self._purse_us + _LOST_SHARE * step_us, step_us)
         num_room = min(len(idle), num_free - num_drafts)
         if num_room <= 0:
             return []
@@ -276,10 +310,12 @@ class DraftLengths:
         # Enough of them that a pass made for them alone is half of their cost at most.
         if self._purse_us < min(all_us, 2 * first_us):
             return []
-        each_us = max((all_us - first_us) / max(num_room - 1, 1), 1e-9)
+        each_us = max((all_us - first_us) / max(num_room - 1, 1) + self._late_us, 1e-9)
         num_probes = min(num_room, 1 + int((self._purse_us - first_us) / each_us))
         if spends:
-            self._purse_us -= first_us + (num_probes - 1) * each_us
+            cost_us = first_us + (num_probes - 1) * each_us
+            self._purse_us -= cost_us
+            self._prepaid_us += cost_us
         return sorted(idle, key=lambda index: rows[index].drafted_in)[:num_probes]
 
 
