@@ -8,11 +8,12 @@ each draft with a set probability.
 **Every figure is simulated.** Without drafts the device takes for a step what `simulate_budget`
 says; a step with drafts is padded to a graph (`GRAPHS_US`), any drafts cost `JUMP_MS`, and a pass
 of the drafter what `--drafters` says: ngram nothing, eagle and draft what one layer, and 16 layers
-of a quarter of the size, take to read their weights. With `--catch-up-ms` a step with drafts behind
-one without takes so much longer, as a draft model's does that has steps to catch up with. Meant for
-choosing a policy, not for reporting a speed. A row's figure is the ratio to the same engine without
-drafts. With `--in-turns` each engine answers all cases, one after the other, as those of
-`bench_speculation` do, and what it has to learn about each counts.
+of a quarter of the size, take to read their weights. With `--catch-up-ms` the drafter is a draft
+model that defers steps as a worker's does (`deferred_steps`): each pass that catches up takes so
+long, and `--catch-up-us` for each of its tokens. Meant for choosing a policy, not for reporting a
+speed. A row's figure is the ratio to the same engine without drafts. With `--in-turns` each engine
+answers all cases, one after the other, as those of `bench_speculation` do, and what it has to learn
+about each counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from benchmarks import figures, workloads
 from benchmarks.simulate_budget import Device, Simulation, linear_ms
 from headrace_backend.config import EngineConfig
 from headrace_backend.step.plan import StepPlan, StepResult
+from headrace_backend.worker.speculation.deferred_steps import DeferredSteps, window_tokens
+from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 
 # Milliseconds of one pass. A layer of the model reads a 32nd of its weights (4.2 ms); a model of
 # 1e9 parameters an eighth.
@@ -51,6 +54,7 @@ GRAPHS_US: tuple[tuple[int, float], ...] = tuple(
     (tokens, float(np.interp(tokens, _TIMES[:, 0], _TIMES[:, 1]))) for tokens in _GRAPH_TOKENS
 )
 MOST_DRAFTS = 8
+_MOST_ROWS, _MOST_TOKENS = 256, 8192
 _TOKEN = 5
 _PROMPT_TOKENS = 64
 # Tokens of the first answer of an engine.
@@ -77,9 +81,10 @@ class DraftingDevice(Device):
         self.acceptance = acceptance
         self._pass_ms = pass_ms
         self._draws = random.Random(seed)
-        # Time that drafts take behind a step without any, in milliseconds.
-        self.catch_up_ms = 0.0
-        self._drafted = False
+        # Milliseconds of a pass that catches up with deferred steps, and of each of its tokens;
+        # none: no step is deferred.
+        self.catch_up_ms: tuple[float, float] | None = None
+        self._deferred = DeferredSteps(_MOST_ROWS, window_tokens(_MOST_TOKENS), _MOST_TOKENS)
         # Drafts of a row that the next step may verify.
         self._num_proposed = 0
         self.num_drafts = 0
@@ -89,18 +94,32 @@ class DraftingDevice(Device):
         result = super().run(plan, asked_ms)
         forward = plan.forward
         drafts = forward.counts[forward.known_counts == 0] - 1
+        self.free_at_ms += self._caught_up_ms(plan)
         assert max(drafts, default=0) <= self._num_proposed, "drafts are announced with the step before"
         if drafts.any():
-            self.free_at_ms += JUMP_MS + (0.0 if self._drafted else self.catch_up_ms)
+            self.free_at_ms += JUMP_MS
             self.num_drafts += int(drafts.sum())
             counts = np.ones(plan.sample.rows.size, np.int32)
             counts[: drafts.size] += [self._num_accepted(count) for count in drafts.tolist()]
             result.counts = counts
             result.tokens, result.ok = np.full(counts.sum(), _TOKEN, np.int32), np.ones(counts.sum(), np.uint8)
-        self._num_proposed, self._drafted = plan.num_proposed, bool(drafts.any())
+        self._num_proposed = plan.num_proposed
         self.free_at_ms += plan.num_proposed * self._pass_ms
         result.finished_at_ns = int(self.free_at_ms * 1e6)
         return result
+
+    def _caught_up_ms(self, plan: StepPlan) -> float:
+        """What a draft model takes for the tokens that the plan has it catch up with."""
+        if self.catch_up_ms is None:
+            return 0.0
+        self._deferred.begin(plan)
+        drafted = DraftedRows.of(plan)
+        pieces = [] if drafted is None else list(self._deferred.drafted(drafted))
+        if plan.forward.rows.size:
+            pieces += self._deferred.overdue(plan)
+            self._deferred.noted(plan)
+        pass_ms, token_ms = self.catch_up_ms
+        return sum(pass_ms + token_ms * piece.num_tokens for piece in pieces)
 
     def _decodes_ms(self, plan: StepPlan) -> float:
         """Adds to a step with drafts what its graph takes longer than that of its rows."""
@@ -134,7 +153,7 @@ class Session:
         slowness: float = 1.0,
         seed: int = 0,
         knows_graphs: bool = True,
-        catch_up_ms: float = 0.0,
+        catch_up_ms: tuple[float, float] | None = None,
     ) -> None:
         """An engine that has answered one short request, half of whose drafts were right.
 
@@ -144,12 +163,13 @@ class Session:
             slowness: Multiplies the duration of every step.
             seed: Seed of acceptance and noise.
             knows_graphs: Whether the worker has reported what its graphs take.
-            catch_up_ms: Time that drafts take behind a step without any, in milliseconds.
+            catch_up_ms: Milliseconds of a pass that catches up, and of each of its tokens; None: no
+                step is deferred.
         """
         config = EngineConfig(
             model=pathlib.Path("none"),
-            max_num_seqs=256,
-            max_num_batched_tokens=8192,
+            max_num_seqs=_MOST_ROWS,
+            max_num_batched_tokens=_MOST_TOKENS,
             enable_prefix_cache=False,
             speculate="off" if drafts == "off" else "mtp",
             speculate_tokens="auto" if drafts == "off" else drafts,
@@ -195,7 +215,7 @@ def compare(
     slowness: float,
     knows_graphs: bool = True,
     seed: int = 0,
-    catch_up_ms: float = 0.0,
+    catch_up_ms: tuple[float, float] | None = None,
 ) -> dict[str, float]:
     """Tokens per second of each choice as a ratio to those without drafts, each by a new engine.
 
@@ -217,7 +237,7 @@ def compare_in_turns(
     slowness: float,
     knows_graphs: bool,
     seed: int,
-    catch_up_ms: float = 0.0,
+    catch_up_ms: tuple[float, float] | None = None,
 ) -> Iterator[dict[str, float]]:
     """Ratios as `compare` gives them, of each case of batch, acceptance and tokens in turns.
 
@@ -245,7 +265,8 @@ def _compared(
         for batch, num_tokens in zip(arguments.batches, arguments.tokens, strict=True)
         for acceptance in arguments.acceptances
     ]
-    how = arguments.slowness, not arguments.untold, arguments.seed, arguments.catch_up_ms
+    deferred = None if arguments.catch_up_ms is None else (arguments.catch_up_ms, arguments.catch_up_us / 1e3)
+    how = arguments.slowness, not arguments.untold, arguments.seed, deferred
     if arguments.in_turns:
         found = compare_in_turns(cases, pass_ms, choices, *how)
         yield from zip(cases, found, strict=True)
@@ -268,9 +289,8 @@ def main() -> None:
     parser.add_argument("--drafts", default="1,2,4,8,auto", help="numbers of drafts, and auto")
     parser.add_argument("--slowness", type=float, default=1.0, help="a device so many times slower")
     parser.add_argument("--seed", type=int, default=0, help="of acceptance and noise")
-    parser.add_argument(
-        "--catch-up-ms", type=float, default=0.0, help="what drafts behind a step without any take longer"
-    )
+    parser.add_argument("--catch-up-ms", type=float, help="of a draft model's pass that catches up with steps")
+    parser.add_argument("--catch-up-us", type=float, default=0.0, help="of each token of such a pass")
     parser.add_argument("--untold", action="store_true", help="the engine does not know what graphs take")
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
     arguments = parser.parse_args()

@@ -190,6 +190,8 @@ def test_a_row_that_begins_to_hit_is_found_by_probes() -> None:
         for index, (row, length) in enumerate(zip(rows, chosen, strict=True)):
             # The last row repeats itself from now on.
             lengths.note(row, length, length + 1 if index == 7 else 1)
+        done = StepLoad(8, 4000, num_draft_tokens=sum(chosen), num_probes=lengths.num_probes)
+        lengths.took(done, model.predict_us(done))
         num_drafts += sum(chosen[:7])
     assert chosen[7] == MOST
     # A two hundredth of the time, at 1% of a step each, and what the first probes took.
@@ -228,6 +230,81 @@ def test_other_drafts_are_not_charged_to_probes() -> None:
     assert lengths._purse_us == math.inf
 
 
+@pytest.mark.parametrize("are_right", [False, True])
+def test_first_drafts_that_miss_put_off_the_next_probe(are_right: bool) -> None:
+    """Drafts of all steps until the first result is read count, and none behind it."""
+    lengths, load = DraftLengths(StepTimeModel()), StepLoad(2, 500)
+    lengths.worker_ready(MOST)
+    costs = lengths._model.draft_costs_us(load)
+    rows, other = [Acceptance() for _ in range(2)], known(0.9)
+    lengths.num_proposed, saved_us = MOST, 0.0
+    for _ in range(2):
+        before_us = costs.bare_us if math.isinf(lengths._purse_us) else lengths._purse_us
+        lengths._purse_us = before_us
+        chosen = lengths.choose(rows, [MOST] * 2, load, MANY)
+        assert min(chosen) > 0 and lengths.num_probes == 0
+        added_us = costs.step_us(sum(chosen), max(chosen)) - costs.bare_us
+        saved_us += lengths._purse_us - (before_us - added_us)
+        lengths.num_proposed = MOST
+    # A two hundredth of two steps.
+    assert saved_us == pytest.approx(0.01 * costs.bare_us, rel=0.6)
+    before_us = lengths._purse_us
+    for row in rows:
+        lengths.note(row, MOST, 3 if are_right else 1)
+        lengths.note(row, MOST, 3)
+    assert (lengths._purse_us > before_us + 0.5 * added_us) == are_right
+    before_us = lengths._purse_us
+    lengths.choose([other, *rows], [MOST] * 3, StepLoad(3, 500), MANY)
+    assert lengths._purse_us >= before_us
+
+
+def test_fewer_rows_are_probed_at_once_where_each_has_much_to_catch_up_with() -> None:
+    def num_probed(late_us: float, num_before: int = 20) -> int:
+        """Rows of a probe behind others, of which each row took so much longer."""
+        lengths = DraftLengths(StepTimeModel())
+        lengths.worker_ready(MOST)
+        probes = StepLoad(64, 500, num_draft_tokens=8, num_probes=8)
+        for _ in range(num_before):
+            lengths.took(probes, lengths._model.predict_us(probes) + 8 * late_us)
+        lengths._purse_us = math.inf
+        rows = [known(0.0) for _ in range(64)]
+        return next(filter(None, (sum(lengths.choose(rows, [MOST] * 64, StepLoad(64, 500), MANY)) for _ in range(9))))
+
+    assert num_probed(0.0) == 64
+    assert 1 <= num_probed(2000.0) < num_probed(500.0) < 64
+    # Nobody knows before the first one.
+    assert 1 <= num_probed(0.0, 0) <= 8
+
+
+def test_hope_for_new_rows_ends_with_many_that_missed_and_comes_back() -> None:
+    """It costs what probes may cost and no more, and needs no probe that hits to come back."""
+    lengths = DraftLengths(StepTimeModel())
+    lengths.worker_ready(MOST)
+    load = StepLoad(32, 16_000)
+    bare_us = lengths._model.predict_us(load)
+
+    def lost_us(num_steps: int) -> float:
+        """What drafts of a batch of new rows cost, all of which miss."""
+        rows, lost = [Acceptance() for _ in range(32)], 0.0
+        for _ in range(num_steps):
+            chosen = lengths.choose(rows, [MOST] * 32, load, MANY)
+            for row, length in zip(rows, chosen, strict=True):
+                lengths.note(row, length, 1)
+            # As a draft model does it, passes are made by the step that has their drafts.
+            num_drafts, num_passes = sum(chosen), max(chosen)
+            done = StepLoad(32, 16_000, num_draft_tokens=num_drafts, num_draft_passes=num_passes)
+            done.num_probes = lengths.num_probes
+            lengths.took(done, lengths._model.predict_us(done))
+            lost += lengths._model.predict_us(done) - bare_us
+        return lost
+
+    lost = [lost_us(16) for _ in range(200)]
+    assert all(lost[:8])
+    late = lost[100:]
+    assert 0 < sum(each > 0.0 for each in late) < len(late) / 2
+    assert sum(late) / (len(late) * 16 * bare_us) < 0.006
+
+
 def test_a_new_row_drafts_at_once_though_no_row_before_it_hit() -> None:
     model = StepTimeModel()
     model.drafted_graphs = DraftedGraphs([(9, 4158.0)])
@@ -236,7 +313,8 @@ def test_a_new_row_drafts_at_once_though_no_row_before_it_hit() -> None:
     lengths.worker_ready(MOST)
     for _ in range(300):
         lengths.note(Acceptance(), MOST, 1)
-    lengths._purse_us = -math.inf
+    # Drafts have lost a few steps, so that nobody is probed.
+    lengths._purse_us = -30_000.0
     row, chosen = Acceptance(), []
     for _ in range(30):
         lengths.num_proposed = MOST
@@ -385,6 +463,19 @@ def test_auto_costs_nothing_and_is_near_the_best_number(batch: int, acceptance: 
     auto = ratios.pop("auto")
     assert auto >= 0.98
     assert auto >= 0.95 * max(ratios.values())
+
+
+@pytest.mark.parametrize("num_rows", [1, pytest.param(32, marks=pytest.mark.slow)])
+def test_a_draft_model_that_catches_up_costs_little_where_it_never_hits(num_rows: int) -> None:
+    """Answers are short, so that there are always new rows; passes take what graphs should."""
+    cases = [*[(num_rows, 0.0, 160)] * 4, (num_rows, 0.8, 160), (num_rows, 0.8, 160)]
+    found = simulate_speculation.compare_in_turns(
+        cases, PASS_MS["draft"], ["4", "auto"], 1.0, True, 0, catch_up_ms=(1.5, 0.0033)
+    )
+    *never, first, second = found
+    assert all(ratios["auto"] >= 0.98 for ratios in never)
+    # The first rows that hit are found too.
+    assert min(first["auto"] / first["4"], second["auto"] / second["4"]) >= 0.85
 
 
 def test_more_drafts_are_tried_where_a_graph_takes_longer_than_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import random
 import numpy as np
 import torch
 from tests.worker.driver import Entry, admission, step
+from tests.worker.recorded_graphs import RecordedGraphs
 
 from headrace_backend.layers.step_metadata import GroupMetadata
 from headrace_backend.step.plan import ForwardPlan, StepPlan
@@ -112,14 +113,30 @@ class Drafting:
     drafter: GpuDraftModel
     deferred: DeferredSteps | None
 
+    @property
+    def replayed(self) -> list[str]:
+        """Names of the pieces that were replayed, of a drafter that captures passes."""
+        assert isinstance(self.drafter._graphs, RecordedGraphs)
+        return self.drafter._graphs.replayed
 
-def drafting(tables: DeviceRows, rows: RowDrafts, window: int | None, max_tokens: int = 16) -> Drafting:
-    """With a window steps are deferred; without, all are followed."""
+
+def drafting(tables: DeviceRows, rows: RowDrafts, window: int | None, followed_sizes: tuple[int, ...] = ()) -> Drafting:
+    """With a window steps are deferred; without, all are followed.
+
+    Passes over followed tokens are replayed as those of the sizes, if there are any.
+    """
     model = ChainModel()
-    deferred = None if window is None else DeferredSteps(NUM_ROWS, window, max_tokens)
+    deferred = None if window is None else DeferredSteps(NUM_ROWS, window, max(followed_sizes, default=16))
     sampler: Sampler = GreedySampler()  # type: ignore[assignment]  # as far as passes use it
     sizes = AttentionSizes.of(1, model.kv_caches[0], torch.float32)
-    return Drafting(model, GpuDraftModel(model, sampler, rows, tables, sizes, deferred=deferred), deferred)
+    drafter = GpuDraftModel(model, sampler, rows, tables, sizes, deferred=deferred, followed_sizes=followed_sizes)
+    if followed_sizes:
+        drafter._graphs = RecordedGraphs()  # type: ignore[assignment]  # in place of a card's
+        drafter.capture(lambda *_: None, {}, lambda _: None)
+        # While they were captured nothing took part.
+        assert set(model.followed) == {0} and not model.digests.any()
+        model.followed.clear()
+    return Drafting(model, drafter, deferred)
 
 
 @dataclasses.dataclass
@@ -132,12 +149,17 @@ class RowTokens:
 
 
 class Driven:
-    """Rows, and drafters that see the same plans and must draft the same."""
+    """Rows, and drafters that see the same plans and must draft the same.
 
-    def __init__(self, windows: tuple[int | None, ...], seed: int = 0) -> None:
+    Each has a window or none; with `followed_sizes` one more has the last window, and graphs.
+    """
+
+    def __init__(self, windows: tuple[int | None, ...], seed: int = 0, followed_sizes: tuple[int, ...] = ()) -> None:
         self.tables = DeviceRows(NUM_ROWS, MAX_BLOCKS, NUM_BLOCKS, CPU)
         self.state = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, CPU)
         self.all = [drafting(self.tables, self.state, window) for window in windows]
+        if followed_sizes:
+            self.all.append(drafting(self.tables, self.state, windows[-1], followed_sizes))
         self.rows: dict[int, RowTokens] = {}
         self.random = random.Random(seed)
 

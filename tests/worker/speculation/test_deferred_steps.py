@@ -47,10 +47,17 @@ def at_random(driven: Driven, draws: random.Random) -> None:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(window=st.sampled_from([1, 2, 5, 16, MAX_MODEL_LEN]), seed=st.integers(0, 1 << 16))
-def test_drafts_are_those_of_following_every_step(window: int, seed: int) -> None:
-    """So is all that the draft model keeps of a row's context when it drafts for it."""
-    driven = Driven((None, window), seed)
+@given(
+    window=st.sampled_from([1, 2, 5, 16, MAX_MODEL_LEN]),
+    followed_sizes=st.sampled_from([(1,), (4,), (2, 3, 8), (16, 64)]),
+    seed=st.integers(0, 1 << 16),
+)
+def test_drafts_are_those_of_following_every_step(window: int, followed_sizes: tuple[int, ...], seed: int) -> None:
+    """So is all that the draft model keeps of a row's context when it drafts for it.
+
+    Passes may be launched as they are, or be padded to sizes that are captured.
+    """
+    driven = Driven((None, window), seed, followed_sizes)
     for _ in range(60):
         at_random(driven, driven.random)
     rows = {row: 1 for row, each in driven.rows.items() if len(each.tokens) + 2 * NUM_DRAFTS < MAX_MODEL_LEN}
@@ -77,6 +84,46 @@ def test_steps_without_drafts_launch_no_pass() -> None:
     driven.decode({0: 2, 1: 0})
     assert (model.followed, model.num_passes) == ([9, 4], 2)
     assert behind(driven) == [1]
+
+
+def with_graphs(*followed_sizes: int) -> Driven:
+    """Two rows of short prompts, whose one drafter replays passes of so many tokens."""
+    driven = Driven((64,), followed_sizes=followed_sizes)
+    driven.all = driven.all[1:]
+    for row in range(2):
+        driven.admit(row, 3 + row)
+    driven.all[0].model.followed.clear()
+    driven.all[0].replayed.clear()
+    return driven
+
+
+def test_what_catches_up_is_replayed_in_pieces_of_the_largest_graph() -> None:
+    driven = with_graphs(4, 16)
+    for _ in range(9):
+        driven.decode({0: 0, 1: 0})
+    only = driven.all[0]
+    assert only.replayed == []
+    driven.decode({0: 2, 1: 0})
+    # Nine tokens of row 0, and the four of the step behind them.
+    assert (only.model.followed, only.replayed) == ([9, 4], ["followed"] * 2)
+    for _ in range(14):
+        driven.decode({0: 0, 1: 0})
+    driven.decode({0: 1, 1: 1})
+    # One step had to be followed, 13 of row 0 and 24 of row 1 were noted.
+    assert only.model.followed[2:] == [2, 16, 16, 5, 4]
+    assert only.replayed == ["followed"] * 7
+
+
+def test_steps_with_prompts_are_padded_to_the_graphs_that_catch_up() -> None:
+    """Steps that are longer than the largest are launched kernel by kernel."""
+    driven = with_graphs(4, 16)
+    only = driven.all[0]
+    driven.decode({0: 0, 1: 0})
+    driven.admit(2, 10, {0: 0, 1: 2})
+    # Row 1 catches up with a token first.
+    assert (only.model.followed, only.replayed) == ([1, 14], ["followed"] * 2)
+    driven.admit(3, 15, {0: 0, 1: 0, 2: 1})
+    assert (only.model.followed[2:], only.replayed[2:]) == ([19], [])
 
 
 def test_one_pass_catches_up_all_rows_that_are_drafted_for() -> None:

@@ -101,8 +101,10 @@ def drafting_gpu_runner(
     tables = DeviceRows(NUM_ROWS, MAX_MODEL_LEN // BLOCK_SIZE, NUM_BLOCKS, where)
     rows = RowDrafts(NUM_ROWS, 1 + NUM_DRAFTS, where)
     own = AttentionSizes.of(drafting.num_heads, drafting.kv_caches[0], torch.float32)
-    deferred = DeferredSteps(NUM_ROWS, window, 128) if drafting.attends_in_follow else None
-    drafter = kind(drafting, sampler, rows, tables, own, batch_sizes, deferred=deferred)
+    followed_sizes = (8, 64) if batch_sizes and drafting.attends_in_follow else ()
+    most = max(followed_sizes, default=128)
+    deferred = DeferredSteps(NUM_ROWS, window, most) if drafting.attends_in_follow else None
+    drafter = kind(drafting, sampler, rows, tables, own, batch_sizes, deferred=deferred, followed_sizes=followed_sizes)
     sizes = AttentionSizes.of(model.num_heads, caches[0], model.dtype, 1 + NUM_DRAFTS)
     limits = StepLimits(NUM_ROWS, 128, MAX_MODEL_LEN, tokens_per_row=1 + NUM_DRAFTS)
     shapes = captured_shapes(batch_sizes, (16, 64, 128) if batch_sizes else (), NUM_ROWS, sizes)
@@ -114,11 +116,14 @@ def drafting_gpu_runner(
     return made
 
 
-def followed_from_graphs(runner: GpuRunner) -> int:
-    """Steps that the drafter followed by replays, where those are noted."""
+def followed_from_graphs(runner: GpuRunner, name: str = "follow") -> int:
+    """Steps that the drafter followed by replays, where those are noted.
+
+    They are steps of decodes; "followed": passes that catch up, and steps with prompts.
+    """
     drafter = runner.speculation._drafter if runner.speculation is not None else None
     assert isinstance(drafter, GpuDraftModel) and isinstance(drafter._graphs, RecordedGraphs)
-    return drafter._graphs.replayed.count("follow")
+    return drafter._graphs.replayed.count(name)
 
 
 class Recording:
@@ -244,6 +249,7 @@ def test_a_gpus_passes_draft_what_a_cpus_draft(
         assert_all_is_settled(runner, jobs, expected)
         if device == "cpu":
             assert bool(followed_from_graphs(runner)) == bool(batch_sizes)
+            assert bool(followed_from_graphs(runner, "followed")) == bool(batch_sizes)
 
     on_device(check, device)
 
@@ -259,6 +265,11 @@ class SeesPadding(GpuDraftModel):
         columns = (step.rows.tolist(), step.query_start_loc.tolist())
         self.seen.append((len(computed.token_ids), *columns))
 
+    def _run_followed(self, size: int) -> None:
+        token_ids, _, step = self._followed.inputs(size)
+        assert (step.slot_mapping == -1).all() and step.prefill is not None and (step.prefill.tiles == -1).all()
+        self.seen.append((len(token_ids), step.rows.tolist(), step.query_start_loc.tolist()))
+
 
 def test_graphs_behind_steps_are_captured_with_columns_of_padding(shallow_llama: CausalLM) -> None:
     """All shapes share their columns: those of another one would name rows that there are not."""
@@ -267,7 +278,8 @@ def test_graphs_behind_steps_are_captured_with_columns_of_padding(shallow_llama:
         lambda: drafting_gpu_runner(shallow_llama, small_model(shallow_llama, "auto"), (1, 2, 4), "auto", SeesPadding),
         "cpu",
     )
-    assert len({num_tokens for num_tokens, *_ in SeesPadding.seen}) > 2
+    # Both what follows decodes and what catches up.
+    assert {4, 8, 64} < {num_tokens for num_tokens, *_ in SeesPadding.seen}
     for num_tokens, rows, starts in SeesPadding.seen:
         assert set(rows) == {NUM_ROWS} and starts == sorted(starts) and starts[-1] <= num_tokens
 
@@ -297,6 +309,8 @@ def test_a_gpus_rows_catch_up_with_steps_that_had_no_drafts(
             # Steps that were drafted for and the one behind drafts, not the nine and the one.
             followed = [2 * [1] != most for most in recording.most[1:]]
             assert followed_from_graphs(runner) <= sum(followed) + 1
+            # The step with the prompts, and each time rows caught up.
+            assert followed_from_graphs(runner, "followed") >= 3
 
     on_device(check, device)
 

@@ -75,6 +75,20 @@ def test_noted_tokens_of_a_draft_model_are_counted_once_and_on_gpus_alone() -> N
     assert model_memory(model, eagle, weights, torch.float32, True, draft).activations == 2 * alone.activations
 
 
+def test_graphs_in_which_a_draft_model_follows_steps_are_counted() -> None:
+    """They have activations of their own, beside the larger of both models' other graphs."""
+    model = demo_config().description
+    draft, sizes = DraftSizes(model, WeightMemory(MIB, 0)), sizes_of(4096, speculate="draft", draft_model="draft")
+    assert len(sizes.followed_graphs) == 5 and sizes.followed_graphs[-1] == 1024
+    without = [dataclasses.replace(sizes, batch_graphs=()), dataclasses.replace(sizes, speculate="eagle")]
+    assert [each.followed_graphs for each in without] == [(), ()]
+    for each, on_gpu in ((sizes, True), (sizes, False), (without[0], True), (without[1], True)):
+        alone = model_memory(model, each, draft.weights, torch.float32, on_gpu)
+        both = model_memory(model, each, draft.weights, torch.float32, on_gpu, draft)
+        added = 1024 * alone.graph_token + 5 * 10 * MIB if each is sizes and on_gpu else 0
+        assert both.graphs == alone.graphs + added
+
+
 def test_configured_sizes_hold_whatever_is_free() -> None:
     by_bytes = plan_memory(sizes_of(10**6, kv_memory=10 * MIB + 5), MEMORY, Room(CPU, GIB))
     assert (by_bytes.num_blocks, by_bytes.kv_cache_bytes) == (10, 10 * MIB)

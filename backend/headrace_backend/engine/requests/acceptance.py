@@ -31,7 +31,17 @@ class Acceptance:
     next; where the last ones say something else, only these count.
     """
 
-    __slots__ = ("_fading", "_recent_fading", "accepted", "drafted_in", "recently_accepted", "recently_tried", "tried")
+    __slots__ = (
+        "_fading",
+        "_recent_fading",
+        "accepted",
+        "drafted_in",
+        "is_new",
+        "recently_accepted",
+        "recently_tried",
+        "staked_us",
+        "tried",
+    )
 
     def __init__(self, half_life: int = _HALF_LIFE, accepted: float = 0.0, tried: float = 0.0) -> None:
         """Begins with drafts that count as accepted and tried.
@@ -48,9 +58,12 @@ class Acceptance:
         self.tried = self.recently_tried = tried
         # Number of the choice (`draft_lengths`) that last gave it drafts.
         self.drafted_in = 0
+        # Whether no result is known, and what drafts cost until then (`draft_lengths`).
+        self.is_new, self.staked_us = not tried, 0.0
 
     def note(self, num_drafts: int, num_settled: int) -> None:
         """Notes that a step settled `num_settled` tokens, at least 1, with so many drafts."""
+        self.is_new = False
         tried = min(num_drafts, num_settled)
         place = min(tried, _MOST_TRIED)
         fading, recent_fading = self._fading[place], self._recent_fading[place]

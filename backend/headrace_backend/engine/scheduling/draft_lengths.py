@@ -15,11 +15,16 @@ that are alike, some then have a draft more than others.
 - **Forms of outputs.** Each draft of a row with a form wants a mask more, which costs the host what
   `step_time` has learned: nothing where masks are there before the pass ends.
 - **A row that misses** gets no more drafts, but a probe now and then, of one draft, before which
-  half of what is known of it is forgotten. Probes of all rows together take 0.5% of the time, by
-  what such steps turned out to take: a draft model may have to catch up with many steps first.
+  half of what is known of it is forgotten. Probes are paid by what such steps turned out to take: a
+  draft model may have to catch up with many steps of a row first, so where probes take long few
+  rows are probed at once.
 - **A new row** begins with a little less than what is usual for all, or a half where that is less:
   so a large batch of new rows tries a few drafts of each first. What is usual is one opinion, and
   not one of each new row of a step, so their first results together outweigh it.
+- **First drafts and probes** take 0.5% of the time: a purse gains it, and pays for probes and for
+  the drafts of new rows whose first result is that they miss. So behind such rows the next probe is
+  later; and while the purse owes much, new rows begin with what is usual, however little that is,
+  until probes find that it has changed or enough is saved up.
 - **Costs are learned from contrast**: one in 64 steps has no drafts, and nobody drafts in the one
   before it, or nobody would see what either costs.
 - **A step ahead.** The worker drafts at the end of the step before the one that verifies, so the
@@ -58,10 +63,16 @@ _FIRST_ACCEPTED: Final = 4.8
 _FIRST_TRIED: Final = 8.0
 # Shares are rounded to this, so that rows fall into few groups.
 _GRAIN: Final = 0.04
-# Time that probes may take, and what they may owe after one that took longer, in its own bare
-# steps: a step that was held up by something else must not end them for good.
-_PROBE_SHARE: Final = 0.005
+# Time that probes and first drafts that miss may take, and what they may owe, in bare steps: a
+# step that was held up by something else must not end them for good. Owing the second, new rows
+# are hoped for no more: some ten batches of them have come in a row then, and missed.
+_TRIED_SHARE: Final = 0.005
 _MOST_DEBT: Final = 16
+_HOPELESS_DEBT: Final = 8
+# Weight of the last probes in what one takes longer than was thought; and rows that are probed at
+# once, at most, before anything is known of that: each may have 2,000 tokens to catch up with.
+_LATE_WEIGHT: Final = 0.25
+_FIRST_PROBES: Final = 8
 _STEPS_PER_CONTRAST: Final = 64
 # Passes of a drafter that together take so little of a step are not weighed one by one.
 _CHEAP_PASSES: Final = 0.01
@@ -74,6 +85,7 @@ class DraftLengths:
 
     __slots__ = (
         "_fixed",
+        "_late_us",
         "_model",
         "_most",
         "_num_choices",
@@ -101,8 +113,11 @@ class DraftLengths:
         """A worker that drafts at most so many tokens of a row in a step (0: none) takes over."""
         self._most = most
         self._num_since_contrast = 0
-        # Time that probes may take, in microseconds: a step's, to begin with.
+        # Time that they may take, in microseconds: a step's, to begin with.
         self._purse_us = math.inf
+        # What a probe takes longer than is known of such drafts: a draft model may have to catch up
+        # with many steps of its row first. None: there was no probe.
+        self._late_us: float | None = None
         # Most drafts of a row in the step after the one chosen last.
         self.num_proposed = 0
         # Drafts of the step chosen last that are probes.
@@ -116,6 +131,9 @@ class DraftLengths:
     def note(self, row: Acceptance, num_drafts: int, num_settled: int) -> None:
         """Notes that a step settled `num_settled` tokens of a row that had so many drafts."""
         if num_drafts and num_settled:
+            if num_settled > 1:
+                self._purse_us += row.staked_us
+            row.staked_us = 0.0
             row.note(num_drafts, num_settled)
             self._usual.note(num_drafts, num_settled)
 
@@ -124,8 +142,11 @@ class DraftLengths:
         if not 0 < load.num_draft_tokens <= load.num_probes:
             return
         bare_us = self._model.predict_us(dataclasses.replace(load, num_draft_tokens=0))
-        self._purse_us -= duration_us - self._model.predict_us(load)
-        self._purse_us = min(max(self._purse_us, -_MOST_DEBT * bare_us), bare_us)
+        late_us = duration_us - self._model.predict_us(load)
+        self._purse_us = min(max(self._purse_us - late_us, -_MOST_DEBT * bare_us), bare_us)
+        each_us = min(max(late_us, 0.0), _MOST_DEBT * bare_us) / load.num_draft_tokens
+        believed_us = each_us if self._late_us is None else self._late_us
+        self._late_us = believed_us + _LATE_WEIGHT * (each_us - believed_us)
 
     def forced_pay(
         self, load: StepLoad, rows: AbstractSequence[Sequence], forced: AbstractSequence[tuple[Sequence, int]]
@@ -198,6 +219,8 @@ class DraftLengths:
             return []
         were_drafted = self.num_proposed > 0
         lengths = self._paying(rows, limits, load, num_free, masked)
+        if were_drafted:
+            self._stake(rows, [min(length, self.num_proposed) for length in lengths], load)
         self.num_proposed = 0 if self._is_contrast(max(lengths)) else max(lengths)
         probed = self._choose_probes(rows, limits, lengths, load, num_free, were_drafted)
         if were_drafted:
@@ -221,10 +244,11 @@ class DraftLengths:
         masked: AbstractSequence[bool],
     ) -> list[int]:
         """The lengths with which the step settles most tokens per second."""
-        self._expect_usual([row for row in rows if not row.tried])
+        costs = self._model.draft_costs_us(load)
+        self._expect_usual([row for row in rows if not row.tried], costs.bare_us)
         known = zip((pooled_shares(rows) / _GRAIN).round().astype(int).tolist(), limits, masked, strict=True)
         kinds: list[_Kind] = list(known)
-        best = _best_lengths(Counter(kinds), self._model.draft_costs_us(load), len(rows), num_free)
+        best = _best_lengths(Counter(kinds), costs, len(rows), num_free)
         lengths = [best.of_kind[kind] for kind in kinds]
         if best.num_longer:
             longer = [index for index, kind in enumerate(kinds) if kind == best.longer_kind][: best.num_longer]
@@ -232,15 +256,30 @@ class DraftLengths:
                 lengths[index] += 1
         return lengths
 
-    def _expect_usual(self, new: AbstractSequence[Acceptance]) -> None:
+    def _expect_usual(self, new: AbstractSequence[Acceptance], bare_us: float) -> None:
         """Lets new rows begin with what is usual for all, or with a hope that soon gives way."""
-        if self._usual.share < _HOPED_SHARE:
+        if self._usual.share < _HOPED_SHARE and self._purse_us >= -_HOPELESS_DEBT * bare_us:
             share, weight = _HOPED_SHARE, _HOPED_WEIGHT
         else:
             weight = _USUAL_WEIGHT + _DOUBT_WEIGHT
             share = self._usual.share * _USUAL_WEIGHT / weight
         for row in new:
             row.expect(share, weight / len(new))
+
+    def _stake(self, rows: AbstractSequence[Acceptance], lengths: list[int], load: StepLoad) -> None:
+        """Pays for this step's drafts of rows of which no result is known.
+
+        A row that hits with its first result gets its part back.
+        """
+        others = [0 if row.is_new else length for row, length in zip(rows, lengths, strict=True)]
+        staking = [row for row, length in zip(rows, lengths, strict=True) if row.is_new and length]
+        if not staking:
+            return
+        costs = self._model.draft_costs_us(load)
+        with_us, without_us = (float(costs.step_us(sum(each), max(each))) for each in (lengths, others))
+        self._purse_us = max(self._purse_us - (with_us - without_us), -_MOST_DEBT * costs.bare_us)
+        for row in staking:
+            row.staked_us += (with_us - without_us) / len(staking)
 
     def _is_contrast(self, num_wanted: int) -> bool:
         """Whether the next step has no drafts although some would pay."""
@@ -267,19 +306,22 @@ class DraftLengths:
         costs = self._model.draft_costs_us(load)
         num_drafts, num_passes = sum(lengths), max(lengths)
         step_us = float(costs.step_us(num_drafts, num_passes))
-        self._purse_us = min(self._purse_us + _PROBE_SHARE * step_us, step_us)
+        self._purse_us = min(self._purse_us + _TRIED_SHARE * step_us, step_us)
         num_room = min(len(idle), num_free - num_drafts)
         if num_room <= 0:
             return []
         first_us = float(costs.step_us(num_drafts + 1, max(num_passes, 1))) - step_us
         all_us = float(costs.step_us(num_drafts + num_room, max(num_passes, 1))) - step_us
-        # Enough of them that a pass made for them alone is half of their cost at most.
-        if self._purse_us < min(all_us, 2 * first_us):
+        late_us = step_us / _FIRST_PROBES if self._late_us is None else self._late_us
+        # Enough of them that a pass made for them alone is half of their cost at most; more than a
+        # step is never saved up.
+        least_us = max(min(all_us, 2 * first_us), first_us + late_us)
+        if self._purse_us < min(least_us, step_us):
             return []
-        each_us = max((all_us - first_us) / max(num_room - 1, 1), 1e-9)
-        num_probes = min(num_room, 1 + int((self._purse_us - first_us) / each_us))
+        each_us = max((all_us - first_us) / max(num_room - 1, 1) + late_us, 1e-9)
+        num_probes = min(num_room, 1 + int(max(self._purse_us - first_us - late_us, 0.0) / each_us))
         if spends:
-            self._purse_us -= first_us + (num_probes - 1) * each_us
+            self._purse_us -= first_us + (num_probes - 1) * (each_us - late_us)
         return sorted(idle, key=lambda index: rows[index].drafted_in)[:num_probes]
 
 

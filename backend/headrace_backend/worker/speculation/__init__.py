@@ -9,6 +9,7 @@
     drafted_rows        the rows that a draft model drafts for (`step.cpu_draft_model`)
     deferred_steps      steps that it need not follow yet, and what rows are behind
     noted_tokens        those steps' tokens on the device (`step.gpu_draft_model`)
+    followed_passes     the sizes and inputs of its captured passes over such tokens
 
 The arithmetic is `headrace_kernels.speculation`; which draws see which drafts before them is
 `sampling.drafted_draws`.

@@ -3,7 +3,7 @@
 Where nobody is drafted for, keys and values of the draft model are read by nobody. So a step of
 plain decodes is *deferred*: its tokens are noted (`noted_tokens`), and each of its rows is *behind*
 from the first position that was deferred. What is behind is computed in one pass when the row is
-drafted for, in pieces of no more tokens than a step may have.
+drafted for, in pieces of no more tokens than a pass may have.
 
 Owns who is behind from where, on the host, and decides by the plans alone, so that all ranks do the
 same. Decodes are deferred whose positions are exact in the plan. An engine plans a step while one

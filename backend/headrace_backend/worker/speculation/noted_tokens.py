@@ -14,6 +14,7 @@ import torch
 from headrace_backend.worker.device_copies import copy_to_device, indices_on_device
 from headrace_backend.worker.plan_columns import Entries, Int64Column, ranges
 from headrace_backend.worker.speculation.deferred_steps import DeferredSteps, Noted
+from headrace_backend.worker.speculation.followed_passes import FollowedTokens
 from headrace_kernels.attention.step import PagedAttentionStep
 from headrace_kernels.step_inputs import scatter_int32
 
@@ -64,19 +65,27 @@ class NotedTokens:
         chosen = token_ids[:size] if is_whole else token_ids[indices_on_device(noted.indices, self._device)]
         scatter_int32(self._tokens, copy_to_device(noted.places, self._device), chosen)
 
-    def step_of(self, entries: Entries) -> tuple[torch.Tensor, torch.Tensor, PagedAttentionStep]:
-        """Ids and positions of noted tokens, int64 [num_tokens], and the pass over them.
+    def tokens_of(self, entries: Entries, num_padded: int) -> FollowedTokens:
+        """Noted tokens of some entries, padded to `num_padded`.
 
-        Its slots are in the blocks that the rows have now; padding behind them, as
-        `padded_tokens` says, has none. How attention is divided is left open.
+        Their slots are in the blocks that the rows have now.
         """
         rows, positions = np.repeat(entries.rows, entries.counts), ranges(entries.starts, entries.counts)
         places, count = self._deferred.places(rows, positions), rows.size
-        columns: Int64Column = np.zeros((4, padded_tokens(count, self._deferred.max_tokens)), np.int64)
+        columns: Int64Column = np.zeros((4, num_padded), np.int64)
         columns[:, :count] = places, rows, positions, positions // self._block_size
         noted, table_rows, where, table_places = copy_to_device(columns, self._device).unbind()
         slots = self._block_table[table_rows, table_places].long() * self._block_size + where % self._block_size
         slots[count:] = -1
+        return FollowedTokens(self._tokens[noted].long(), where, slots)
+
+    def step_of(self, entries: Entries) -> tuple[torch.Tensor, torch.Tensor, PagedAttentionStep]:
+        """Ids and positions of noted tokens, int64 [num_tokens], and the pass over them.
+
+        Padding stands behind them, as `padded_tokens` says. How attention is divided is left open.
+        """
+        num_padded = padded_tokens(entries.num_tokens, self._deferred.max_tokens)
+        token_ids, positions, slots = self.tokens_of(entries, num_padded)
         ends = np.cumsum(entries.counts, dtype=np.int32)
         starts = np.concatenate((np.zeros(1, np.int32), ends))
         step = PagedAttentionStep(
@@ -90,4 +99,4 @@ class NotedTokens:
             prefill=None,
         )
         # Kernels know the alignment of a step's own positions, and each column here has another.
-        return self._tokens[noted].long(), where.clone(), step
+        return token_ids, positions.clone(), step

@@ -76,12 +76,13 @@ def gpu_speculation(
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
     attention = AttentionSizes.of(draft.num_heads, draft.kv_caches[0], draft.dtype)
-    deferred = None
+    deferred, followed_graphs = None, tuple[int, ...]()
     # A head needs what the model computed, which the next step overwrites.
     if draft.attends_in_follow:
-        window = window_tokens(sizes.max_model_len)
-        deferred = DeferredSteps(sizes.max_num_seqs, window, sizes.max_num_batched_tokens)
-    passes = (sizes.batch_graphs, model.shard.collectives, deferred)
+        window, followed_graphs = window_tokens(sizes.max_model_len), sizes.followed_graphs
+        most = max(followed_graphs, default=sizes.max_num_batched_tokens)
+        deferred = DeferredSteps(sizes.max_num_seqs, window, most)
+    passes = (sizes.batch_graphs, model.shard.collectives, deferred, followed_graphs)
     return _joined(GpuDraftModel(draft, sampler, rows, tables, attention, *passes), rows, model)
 
 

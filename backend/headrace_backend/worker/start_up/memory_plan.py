@@ -157,7 +157,8 @@ def model_memory(
             activations=beside.activations + _noted_bytes(sizes, on_gpu),
             kv_block=beside.kv_block + sizes.block_size * draft.state_bytes,
         )
-        return _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
+        both = _both(model_memory(model, sizes, weights, dtype, on_gpu), beside)
+        return dataclasses.replace(both, graphs=both.graphs + (_followed_bytes(sizes, beside) if on_gpu else 0))
     size = dtype.itemsize
     # The largest of any layer: layers follow each other in the same memory.
     heads = max(_heads_elements(layer) for layer in model.layers)
@@ -224,6 +225,12 @@ def _history_bytes(sizes: WorkerSizes) -> int:
 def _noted_bytes(sizes: WorkerSizes, on_gpu: bool) -> int:
     """Bytes of tokens that a draft model has not followed yet; on a CPU it follows every step."""
     return noted_bytes(sizes.max_num_seqs, sizes.max_model_len) if on_gpu and sizes.speculate == "draft" else 0
+
+
+def _followed_bytes(sizes: WorkerSizes, draft: ModelMemory) -> int:
+    """Bytes of the graphs in which a draft model follows steps: activations, and each one's own."""
+    followed = sizes.followed_graphs
+    return max(followed, default=0) * draft.graph_token + len(followed) * _SHAPE_BYTES
 
 
 def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:

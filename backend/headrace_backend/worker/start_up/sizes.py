@@ -13,6 +13,7 @@ from headrace_backend.cache_groups import WHOLE_CONTEXTS, CacheLayout, SequenceB
 from headrace_backend.config import EngineConfig
 from headrace_backend.device_defaults import default_graph_sizes, long_graph_sizes, mixed_graph_sizes
 from headrace_backend.pp_rules import WHOLE, Stage
+from headrace_backend.worker.speculation.followed_passes import followed_sizes
 from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN, drafted_query_len
 from headrace_model_folder import ModelConfig
 
@@ -128,6 +129,11 @@ class WorkerSizes:
     def max_rows(self) -> int:
         """Most rows of one step: each has a token at least."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def followed_graphs(self) -> tuple[int, ...]:
+        """Tokens of a draft model's passes to capture in which it follows steps, ascending."""
+        return followed_sizes(self.max_num_batched_tokens) if self.batch_graphs and self.speculate == "draft" else ()
 
     @property
     def num_drafts(self) -> int:

@@ -12,8 +12,9 @@ it, so that prefix hits, copies of blocks and preemption hold for both.
 Nothing here waits for the device or reads from it: where a row stands only the device knows. Steps
 of decodes that the model replays from a graph have one here too: launched kernel by kernel, that
 took three quarters of the hosts' time for an 8B draft of four ranks (docs/experiments.md, "a draft
-of 8B beside 70B on four"). Drafts are drawn with the row's own parameters and noise, at the places
-of the output that they stand for, as the model will draw there.
+of 8B beside 70B on four"). What catches up has graphs of its own sizes (`followed_passes`), which
+steps with prompts are padded to as well. Drafts are drawn with the row's own parameters and noise,
+at the places of the output that they stand for, as the model will draw there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from headrace_backend.worker.sampling.sampler import Sampler
 from headrace_backend.worker.speculation.deferred_steps import DeferredSteps
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
 from headrace_backend.worker.speculation.drafter import ComputedTokens
+from headrace_backend.worker.speculation.followed_passes import FollowedHeads, FollowedPasses, FollowedTokens
 from headrace_backend.worker.speculation.noted_tokens import NotedTokens
 from headrace_backend.worker.speculation.speculation import RowDrafts
 from headrace_backend.worker.step.draft_passes import BlockTables, DraftPasses
@@ -48,7 +50,13 @@ from headrace_kernels.attention.plan import (
     plan_decode,
     plan_prefill,
 )
-from headrace_kernels.attention.step import DecodeScratch, DecodeWork, PagedAttentionStep, PrefillWork
+from headrace_kernels.attention.step import (
+    DecodeScratch,
+    DecodeWork,
+    PagedAttentionStep,
+    PrefillWork,
+    ShareScratch,
+)
 
 
 def _query_len_of(step: ComputedTokens) -> int:
@@ -70,6 +78,7 @@ class GpuDraftModel:
         batch_sizes: Sequence[int] = (),
         together: Collectives | None = None,
         deferred: DeferredSteps | None = None,
+        followed_sizes: tuple[int, ...] = (),
     ) -> None:
         """Allocates what is shared by all steps.
 
@@ -83,6 +92,8 @@ class GpuDraftModel:
             together: The ranks' collectives, by which all take rank 0's drafts; None: one rank.
             deferred: Which steps need not be followed yet, of a model that needs no more of them
                 than their tokens; None: all are followed at once.
+            followed_sizes: Tokens of passes that catch up, and of those behind steps with prompts,
+                that are replayed from graphs, ascending; none if no step is deferred.
         """
         self.num_drafts = rows.tokens_per_row - 1
         self._model, self._sizes = model, sizes
@@ -105,6 +116,11 @@ class GpuDraftModel:
         self._splits = torch.full((most_splits, 4), -1, dtype=torch.int32, device=self._device)
         self._deferred = deferred
         self._noted = None if deferred is None else NotedTokens(deferred, tables, kv_cache.shape[3])
+        shares = (sizes.num_heads, [(num_kv_heads, head_dim)], model.dtype, self._device, sizes.tile_tokens)
+        heads = FollowedHeads(num_heads, num_kv_heads, sizes.tile_tokens, ShareScratch.allocate(*shares))
+        where = (tables.scratch_row, tables.group_tables[0], kv_cache.shape[3])
+        self._share_scratch = heads.scratch
+        self._followed = FollowedPasses(followed_sizes, heads, *where)
 
     def begin(self, plan: StepPlan) -> None:
         """Implements `HeadDrafter.begin`: the plan's blocks are copied."""
@@ -143,7 +159,18 @@ class GpuDraftModel:
                 self._upload_splits(whole, computed)
             self._graphs.replay(("follow", computed.graph))
         else:
-            self._compute(whole, token_ids, positions, metadata, 0)
+            self._follow_padded(whole, computed)
+
+    def _follow_padded(self, whole: Entries, computed: ComputedTokens) -> None:
+        """Follows a step that has no graph of its own: in a larger one, or kernel by kernel."""
+        token_ids, positions, step, _ = computed
+        assert isinstance(step, PagedAttentionStep), "a GPU's step, whole"
+        size = self._captured_size(whole)
+        if size is None:
+            self._compute(whole, token_ids, positions, step, 0)
+        else:
+            self._followed.fill(size, whole, FollowedTokens(token_ids, positions, step.slot_mapping), step.seq_lens)
+            self._launch(("followed", size), functools.partial(self._run_followed, size))
 
     def _defer(self, deferred: DeferredSteps, plan: StepPlan, token_ids: torch.Tensor) -> bool:
         """Notes tokens of rows that are behind or get so; whether the step needs nothing more."""
@@ -158,8 +185,21 @@ class GpuDraftModel:
         """Launches keys and values of noted tokens, a pass for each piece."""
         assert self._noted is not None, "made together"
         for entries in pieces:
-            token_ids, positions, step = self._noted.step_of(entries)
-            self._compute(entries, token_ids, positions, step, 0)
+            size = self._captured_size(entries)
+            if size is None:
+                self._compute(entries, *self._noted.step_of(entries), 0)
+            else:
+                self._followed.fill(size, entries, self._noted.tokens_of(entries, size))
+                self._launch(("followed", size), functools.partial(self._run_followed, size))
+
+    def _captured_size(self, entries: Entries) -> int | None:
+        """Tokens of the captured pass that the entries are padded to; None: there is none."""
+        size = self._followed.size_of(entries.num_tokens)
+        return size if self._graphs is not None and ("followed", size) in self._graphs else None
+
+    def _run_followed(self, size: int) -> None:
+        """Launches keys and values of the tokens that a pass of a captured size was filled with."""
+        self._model.follow(*self._followed.inputs(size), 0)
 
     def _upload_splits(self, entries: Entries, computed: ComputedTokens) -> None:
         """Sends the splits of a step that is followed from a graph, behind earlier work."""
@@ -173,22 +213,27 @@ class GpuDraftModel:
     def capture(
         self, progress: Progress, steps: Mapping[Hashable, ComputedTokens], pad: Callable[[Hashable], None]
     ) -> None:
-        """Captures the passes of all batch sizes, and what follows steps that have a graph.
+        """Captures the passes of all sizes, and what follows decodes that have a graph.
 
         Arguments are those of `CapturesPasses.capture`.
         """
         if self._graphs is None:
             return
         taken = {key: step for key, step in steps.items() if self._takes(step)}
-        total = len(self._batch_sizes) + len(taken)
-        for done, num_rows in enumerate(reversed(self._batch_sizes)):
+        num_followed = len(self._followed.sizes)
+        total = num_followed + len(self._batch_sizes) + len(taken)
+        # The largest comes first, in whose memory the others find room.
+        for done, size in enumerate(reversed(self._followed.sizes)):
+            progress("draft graphs", done, total, "sizes")
+            self._followed.fill_padding(size)
+            self._capture(self._graphs, ("followed", size), functools.partial(self._run_followed, size))
+        for done, num_rows in enumerate(reversed(self._batch_sizes), num_followed):
             progress("draft graphs", done, total, "sizes")
             self._passes.upload_padding(num_rows)
             for name, run in (("begin", self._passes.begin), ("pass", self._passes.run)):
                 self._capture(self._graphs, (name, num_rows), functools.partial(run, num_rows))
-        # The largest comes first, in whose memory the others find room.
         by_size = sorted(taken.items(), key=lambda step: -len(step[1].token_ids))
-        for done, (key, computed) in enumerate(by_size, len(self._batch_sizes)):
+        for done, (key, computed) in enumerate(by_size, num_followed + len(self._batch_sizes)):
             progress("draft graphs", done, total, "sizes")
             pad(key)
             self._capture(self._graphs, ("follow", key), functools.partial(self._follow_captured, computed))
@@ -252,7 +297,9 @@ class GpuDraftModel:
         sizes = self._sizes
         heads = (sizes.num_heads, sizes.num_kv_heads, sizes.tile_tokens)
         columns = plan_prefill(entries.counts, entries.seq_lens, *heads, max_query_len=self._query_len)
-        return PrefillWork(copy_to_device(columns.tiles, self._device), None)
+        tiles, shares = (copy_to_device(column, self._device) for column in (columns.tiles, columns.shares))
+        # As in graphs, so that nothing else is compiled for what is launched outside of them.
+        return PrefillWork(tiles, None, sizes.tile_tokens, shares, self._share_scratch)
 
     def _launch(self, key: Hashable, run: Callable[[], None]) -> None:
         if self._graphs is not None and key in self._graphs:
