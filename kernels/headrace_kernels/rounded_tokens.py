@@ -63,12 +63,17 @@ class RoundedTokens:
     numbers: Tensor
     # [num_tokens, 1] fp32.
     scales: Tensor
+    # [num_tokens, size] what was rounded, in the model's type, where something reads that too.
+    unrounded: Tensor | None = None
 
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> RoundedTokens:
-        """Room for [num_tokens, size] in one of `LARGEST`'s types."""
+    def empty(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, unrounded: torch.dtype | None = None
+    ) -> RoundedTokens:
+        """Room for [num_tokens, size] in one of `LARGEST`'s types, and in the model's if given."""
         numbers = torch.empty(shape, dtype=dtype, device=device)
-        return cls(numbers, torch.empty(shape[0], 1, dtype=torch.float32, device=device))
+        scales = torch.empty(shape[0], 1, dtype=torch.float32, device=device)
+        return cls(numbers, scales, None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device))
 
     def __len__(self) -> int:
         """How many tokens there are, as of a tensor of them."""
@@ -77,6 +82,19 @@ class RoundedTokens:
 
 # What a product multiplies: [num_tokens, size] in the model's type, or rounded.
 Activations: TypeAlias = Tensor | RoundedTokens
+
+
+def unrounded(x: Activations) -> Tensor:
+    """Tokens in the model's type, of rounded ones what was kept of them in it."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.unrounded is not None, "the model's type is read too, so it is kept"
+    return x.unrounded
+
+
+def as_taken(x: Activations, number: torch.dtype | None) -> Activations:
+    """Tokens as a product takes them that may be given `number`; None: the model's type alone."""
+    return x if isinstance(x, RoundedTokens) and x.numbers.dtype is number else unrounded(x)
 
 
 def round_tokens_reference(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:

@@ -596,6 +596,7 @@ def compile_rounded(arch: int) -> list[Any]:
             x, weight = torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
             rms_norm.rounded_rms_norm(x, weight, 1e-5, number)
             rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
+            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number, keeps=True)
             for activation in ("silu", "gelu_tanh"):
                 swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number, activation)
             rounded_tokens.round_tokens(x, number)

@@ -136,7 +136,8 @@ class DecoderLayer(nn.Module):
         attended: Tensor = self.self_attn.o_proj(heads)
         if self.attention_output_norm is not None:
             attended = self.attention_output_norm.of_output(attended)
-        normed = self.post_attention_layernorm.of_stream(attended, residual, self.mlp.rounds_to(len(residual)))
+        form = self.mlp.rounds_to(len(residual)), self.mlp.reads_unrounded
+        normed = self.post_attention_layernorm.of_stream(attended, residual, *form)
         out: Tensor = self.mlp(normed, residual) if isinstance(self.mlp, ExpertsBeside) else self.mlp(normed)
         if self.mlp_output_norm is not None:
             out = self.mlp_output_norm.of_output(out)

@@ -46,7 +46,9 @@ class RmsNorm(ShardedModule):
         """
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+    def of_stream(
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+    ) -> Activations:
         """The norm of the residual stream, to which `pending` is added first in place.
 
         Args:
@@ -54,8 +56,9 @@ class RmsNorm(ShardedModule):
                 one's part of it, which may be overwritten; None: nothing is added.
             residual: [num_tokens, size].
             number: The 8-bit type to round to; None: the model's type.
+            keeps: Whether what is rounded is read in the model's type too.
         """
-        return self.of_sum(pending, residual, number)
+        return self.of_sum(pending, residual, number, keeps)
 
     def of_output(self, x: Tensor) -> Tensor:
         """The norm of a projection's output, of several ranks of the sum of their parts.
@@ -65,12 +68,14 @@ class RmsNorm(ShardedModule):
         normed: Tensor = self(x)
         return normed
 
-    def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
-        """Returns the norm of `added`, which is already the whole output."""
+    def of_sum(
+        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+    ) -> Activations:
+        """Returns the norm of the stream and `added`, which is already the whole output."""
         about = (residual, self.weight, self.eps)
         if added is None:
-            return rms_norm(*about) if number is None else rounded_rms_norm(*about, number)
-        return add_rms_norm(added, *about) if number is None else rounded_add_rms_norm(added, *about, number)
+            return rms_norm(*about) if number is None else rounded_rms_norm(*about, number, keeps)
+        return add_rms_norm(added, *about) if number is None else rounded_add_rms_norm(added, *about, number, keeps)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
@@ -97,15 +102,21 @@ class SummingRmsNorm(RmsNorm):
         normed: Tensor = self(self._shard.together.all_reduce(x))
         return normed
 
-    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+    def of_stream(
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+    ) -> Activations:
         """Returns the norm of the residual stream after adding the all-reduced `pending` to it.
 
         `pending` may be overwritten.
         """
         if pending is None:
-            return self.of_sum(None, residual, number)
+            return self.of_sum(None, residual, number, keeps)
         if number is None:
             return self.add(pending, residual)
+        if keeps:
+            # The kernels that all-reduce store one form.
+            normed = self.add(pending, residual)
+            return dataclasses.replace(round_tokens(normed, number), unrounded=normed)
         return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
 
 
@@ -121,21 +132,28 @@ def norm_weight(norm: Norm, size: int, placement: Placement) -> nn.Parameter:
 class PlainStream(nn.Module):
     """The residual stream as it is, where others have its norm. What is added to it is whole."""
 
-    def of_stream(self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+    def of_stream(
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+    ) -> Activations:
         """Returns the residual stream, to which `pending` is added first in place.
 
         Args:
             pending: [num_tokens, size] the whole output of the layer before; None: there is none.
             residual: [num_tokens, size].
             number: The 8-bit type to round to; None: the model's type, and the stream itself.
+            keeps: Whether what is rounded is read in the model's type too.
         """
-        return self.of_sum(pending, residual, number)
+        return self.of_sum(pending, residual, number, keeps)
 
-    def of_sum(self, added: Tensor | None, residual: Tensor, number: torch.dtype | None) -> Activations:
+    def of_sum(
+        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+    ) -> Activations:
         """Does what `of_stream` does."""
         if added is not None:
             residual.add_(added)
-        return residual if number is None else round_tokens(residual, number)
+        if number is None:
+            return residual
+        return dataclasses.replace(round_tokens(residual, number), unrounded=residual if keeps else None)
 
 
 def residual_norm(norm: Norm, placement: Placement, is_whole: bool = False) -> RmsNorm:

@@ -38,7 +38,7 @@ from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
-from headrace_kernels.rounded_tokens import round_tokens_reference
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.input_rounding import InputRounding
@@ -227,6 +227,21 @@ def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tupl
     return of_tokens, of_inner
 
 
+def rounds_to(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> torch.dtype | None:
+    """The 8-bit type in which `mixture` may be given so many tokens; None: the model's alone.
+
+    What makes the tokens rounds each by a scale of its own, so groups of inputs that have one each
+    are rounded by the mixture. Decided on the host, by sizes, kind and card alone.
+
+    Args:
+        num_tokens: Tokens of the step, padding included.
+        gate_up: Gates and ups of all experts.
+        down: Down projections of all experts.
+    """
+    rounding = None if isinstance(down.weight, BlockWeight) else input_rounding(num_tokens, gate_up)
+    return rounding.number if rounding is not None and rounding.is_per_token else None
+
+
 def mixture_reference(
     x: Tensor,
     choice: Choice,
@@ -256,21 +271,27 @@ def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
     return (groups.numbers.float() * groups.scales).to(x.dtype).view(x.shape)
 
 
-def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU) -> Tensor:
+def mixture(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> Tensor:
     """Computes each token with its experts.
 
     Args:
-        x: [num_tokens, hidden].
+        x: [num_tokens, hidden] in the model's type, or rounded if `rounds_to` says so.
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
         gating: What is between gate-up and down.
 
     Returns:
-        [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
-        experts is rounded once, each expert's output before only where tokens are many. Whether
-        inputs of products are rounded too, `rounds` says.
+        [num_tokens, hidden] in the model's type, without the experts that are not here. The sum
+        over experts is rounded once, each expert's output before only where tokens are many.
+        Whether inputs of products are rounded too, `rounds` says.
     """
+    if isinstance(x, RoundedTokens):
+        out = x.scales.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
+        _multiply_many(x, choice, gate_up, down, out, gating)
+        return out
     if not _takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
@@ -282,18 +303,26 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
     if len(x) <= _MOST_VECTORS[x.dtype]:
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
+    _multiply_many(x.contiguous(), choice, gate_up, down, out, gating)
+    return out
+
+
+def _multiply_many(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor, gating: Gating
+) -> None:
+    """Many tokens, whose pairs are sorted, by the kernels of their weights' kind."""
     num_pairs = choice.experts.numel()
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     if isinstance(gate_up.weight, Mxfp4Weight):
+        assert isinstance(x, Tensor), "MXFP4 takes tokens in the model's type"
         rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
-        multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
-        return out
-    rounded, x = rounds(len(x), gate_up, down), x.contiguous()
+        multiply_many(x, choice, pairs, gate_up, down, out, rules, gating)
+        return
+    rounded = rounds(len(x), gate_up, down)
     of_tokens, of_inner = (rounded_tile_rule if each else tile_rule for each in rounded)
     tiles = of_tokens(num_pairs, gate_up, gated=True), of_inner(num_pairs, down, gated=False)
-    rows = round_rows(x, gate_up) if rounded[0] else x
+    rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
     multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
-    return out
 
 
 def _multiply_blocks(
