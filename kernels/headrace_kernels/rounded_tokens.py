@@ -17,8 +17,8 @@ to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has 
 infinity, and its products are NaN, which ends its request.
 
 Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16
-numbers a thread, at most 16 warps. 8,192 tokens of 4,096 numbers take
-3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
+numbers a thread, at most 16 warps, launched early (`early_launch`). 8,192 tokens of 4,096 numbers
+take 3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -35,6 +35,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.triton_runtime import uses_triton
 
 # The types that there are, and the largest number of each.
@@ -157,7 +159,13 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _round_kernel(x, out, scales, static, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _round_kernel(
+    x, out, scales, static, num_rows,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
@@ -198,8 +206,9 @@ def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None) -> 
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
         return round_tokens_reference(x, dtype, static)
     tokens = RoundedTokens.empty(x.shape, dtype, x.device)
-    rows, block, num_warps = launch_rule(size)
+    (rows, block, num_warps), early = launch_rule(size), card.launches_early(x.device)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
-        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, num_warps=num_warps
-    )
+        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, early,
+        num_warps=num_warps, launch_pdl=early,
+    )  # fmt: skip
     return tokens

@@ -9,8 +9,8 @@ expert are neighbours, so that a tile of rows meets one expert's weights.
 Launch rules. A program of one warp chooses for one token, launched early (`early_launch`): a step
 of Qwen3-30B-A3B for one token takes an H200 3% less than with a search by index, launched late
 (docs/experiments.md, "rows of one token's experts as streams"). A program sorts for one expert,
-reading the choices of all tokens: no atomics, one launch, the same order every time. How many
-choices it reads at a time is not measured.
+reading the choices of all tokens: no atomics, one launch, early too, the same order every time. How
+many choices it reads at a time is not measured.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -182,9 +182,13 @@ def _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS: tl.constex
 
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _sort_kernel(
-    experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert,
+    NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Program (expert): counts pairs of the experts before it, then places its own in order."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     expert = tl.program_id(0)
     block = tl.arange(0, BLOCK)
     # Added up behind the loop alone, so that no block waits for the sum of the one before.
@@ -209,9 +213,11 @@ def _sort_pairs_triton(experts: Tensor, num_experts: int, first: int | None) -> 
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     block, num_warps = _FEW_SORTED if num_pairs <= 8 * _FEW_SORTED[0] else _MANY_SORTED
+    early = card.launches_early(device)
     _sort_kernel[(num_experts + 1,)](
-        experts, order, starts, num_pairs, first, NUM_EXPERTS=num_experts, BLOCK=block, num_warps=num_warps
-    )
+        experts, order, starts, num_pairs, first,
+        NUM_EXPERTS=num_experts, BLOCK=block, EARLY=early, num_warps=num_warps, launch_pdl=early,
+    )  # fmt: skip
     return SortedPairs(order, starts)
 
 
