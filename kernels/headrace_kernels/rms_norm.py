@@ -90,8 +90,8 @@ def scaled_by_rms(wide, mean_square, weight, eps):
 def _weights(weight, rows, offs, mask):
     """The weight for each of the rows.
 
-    Loaded in the rows' own shape, which keeps it in the rows' layout, and before their sum, which
-    every later load would wait for.
+    Loaded in the rows' own shape, which keeps it in the rows' layout. A parameter, so it is read
+    before the kernel ahead has ended.
     """
     return tl.load(weight + offs + rows[:, None] * 0, mask=mask, other=0.0)
 
@@ -148,13 +148,14 @@ def _rms_norm_kernel(
 ):
     if EARLY:
         grid_behind_may_start()
-        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    factors = _weights(weight, rows, offs, mask)
+    if EARLY:
+        grid_before_is_done()
     starts = rows // INNER_ROWS * OUTER_STRIDE + rows % INNER_ROWS * INNER_STRIDE
     wide = tl.load(x + starts[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
-    factors = _weights(weight, rows, offs, mask)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps)
     places = rows[:, None] * SIZE + offs
@@ -178,14 +179,15 @@ def _add_rms_norm_kernel(
 ):
     if EARLY:
         grid_behind_may_start()
-        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    factors = _weights(weight, rows, offs, mask)
+    if EARLY:
+        grid_before_is_done()
     places = rows[:, None] * SIZE + offs
     added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
-    factors = _weights(weight, rows, offs, mask)
     store_added_norm(added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE, unrounded)
 
 

@@ -15,6 +15,7 @@ from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
 from tests.support.kernels_ahead import KernelsAhead
 
 from headrace_kernels import card, rounded_tokens
+from headrace_kernels import rms_norm as rms_norm_room
 from headrace_kernels.experts import mixture_kernels, mxfp4_gemv, router, routing, scored_routing, stream_gemv
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
@@ -46,7 +47,13 @@ from headrace_kernels.linear.dense_small_batch import (
     small_linear,
 )
 from headrace_kernels.linear.dense_small_batch_kernels import AHEAD_REGISTERS, loads_ahead
-from headrace_kernels.rms_norm import add_rms_norm, rounded_add_rms_norm
+from headrace_kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+    rounded_add_rms_norm,
+)
 from headrace_kernels.rounded_tokens import Activations, round_tokens, round_tokens_reference, unrounded
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, allocate, quantize_rows
@@ -208,6 +215,20 @@ def test_the_sort_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found.order, expected.order) and torch.equal(found.starts, expected.starts)
     # A program for each expert, and one for what is behind the last.
     assert ahead.waits == ahead.released == 6
+
+
+def test_norms_read_only_their_weight_before_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, 11)
+    x, start, weight = numbers.randn(3, 2100), numbers.randn(3, 2100), numbers.randn(2100)
+    for norm, reference in ((rms_norm, rms_norm_reference), (add_rms_norm, add_rms_norm_reference)):
+        stream = start.clone()
+        about = (weight, EPS) if norm is rms_norm else (stream, weight, EPS)
+        expected = reference(x, *(each.clone() if each is stream else each for each in about))
+        with monkeypatch.context() as patch, kernels_on("cpu"), poisoned_memory("cpu"):
+            ahead = KernelsAhead(patch, rms_norm_room, (x, stream))
+            found = norm(x, *about)
+        close(found, expected)
+        assert ahead.waits == ahead.released == 3
 
 
 def test_tokens_are_rounded_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
