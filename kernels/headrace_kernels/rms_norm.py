@@ -1,6 +1,7 @@
 """Root mean square norm, alone or fused with the residual addition before it.
 
-Its results are in the model's dtype, or rounded to 8 bits for the product behind it.
+Its results are in the model's dtype, or rounded to 8 bits for the product behind it, or both where
+a router reads beside experts in FP8.
 
 One kernel per operation. A program holds whole rows in registers and reads each number once; short
 rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
@@ -16,6 +17,7 @@ rows of 4,096 reach 3.92 TB/s on an H200 (docs/experiments.md, "Launch rules of 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -26,6 +28,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.rounded_tokens import (
+    Activations,
     RoundedTokens,
     round_tokens,
     round_tokens_reference,
@@ -87,15 +90,20 @@ def scaled_by_rms(wide, mean_square, weight, eps):
 def _weights(weight, rows, offs, mask):
     """The weight for each of the rows.
 
-    Loaded in the rows' own shape, which keeps it in the rows' layout, and before their sum, which
-    every later load would wait for.
+    Loaded in the rows' own shape, which keeps it in the rows' layout. A parameter, so it is read
+    before the kernel ahead has ended.
     """
     return tl.load(weight + offs + rows[:, None] * 0, mask=mask, other=0.0)
 
 
 @triton.jit
-def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexpr):
-    """Stores norms, fp32 to be rounded to DTYPE; with scales, rounded to 8 bits from there."""
+def _store(normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE: tl.constexpr):
+    """Stores norms, fp32 to be rounded to DTYPE; with scales, rounded to 8 bits from there.
+
+    unrounded: Pointer to DTYPE, where norms that are rounded to 8 bits are stored too; None.
+    """
+    if unrounded is not None:
+        tl.store(unrounded + places, normed.to(DTYPE), mask=mask)
     if scales is None:
         tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
     else:
@@ -104,11 +112,12 @@ def _store(normed, out, scales, places, mask, rows, num_rows, DTYPE: tl.constexp
 
 @triton.jit
 def store_added_norm(
-    added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr
+    added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr, unrounded=None
 ):
     """Stores the residual stream with what is added to it, and the norm of that.
 
-    All are [rows, n] fp32, 0 outside the mask, stored at `places`.
+    All are [rows, n] fp32, 0 outside the mask, stored at `places`; scales and unrounded as `_store`
+    takes them.
     """
     DTYPE: tl.constexpr = residual.dtype.element_ty
     # The stream is kept in the storage type, and the norm is that of what is kept.
@@ -117,7 +126,7 @@ def store_added_norm(
     wide = total.to(tl.float32)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps)
-    _store(normed, out, scales, places, mask, rows, num_rows, DTYPE)
+    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -126,6 +135,7 @@ def _rms_norm_kernel(
     weight,
     out,
     scales,
+    unrounded,
     num_rows,
     eps,
     INNER_ROWS: tl.constexpr,
@@ -138,16 +148,18 @@ def _rms_norm_kernel(
 ):
     if EARLY:
         grid_behind_may_start()
-        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    factors = _weights(weight, rows, offs, mask)
+    if EARLY:
+        grid_before_is_done()
     starts = rows // INNER_ROWS * OUTER_STRIDE + rows % INNER_ROWS * INNER_STRIDE
     wide = tl.load(x + starts[:, None] + offs, mask=mask, other=0.0).to(tl.float32)
-    factors = _weights(weight, rows, offs, mask)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps)
-    _store(normed, out, scales, rows[:, None] * SIZE + offs, mask, rows, num_rows, x.dtype.element_ty)
+    places = rows[:, None] * SIZE + offs
+    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, x.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -157,6 +169,7 @@ def _add_rms_norm_kernel(
     weight,
     out,
     scales,
+    unrounded,
     num_rows,
     eps,
     SIZE: tl.constexpr,
@@ -166,15 +179,16 @@ def _add_rms_norm_kernel(
 ):
     if EARLY:
         grid_behind_may_start()
-        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
+    factors = _weights(weight, rows, offs, mask)
+    if EARLY:
+        grid_before_is_done()
     places = rows[:, None] * SIZE + offs
     added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
-    factors = _weights(weight, rows, offs, mask)
-    store_added_norm(added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE)
+    store_added_norm(added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE, unrounded)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
@@ -202,7 +216,8 @@ def _row_layout(x: Tensor) -> tuple[int, int, int] | None:
     return (x.shape[1], x.stride(0), x.stride(1)) if x.dim() == 3 else None
 
 
-def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
+def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, to: Activations) -> None:
+    out, scales, kept = _parts(to)
     layout = _row_layout(x)
     if layout is None:
         x, layout = x.contiguous(), (1, x.shape[-1], 0)
@@ -213,23 +228,32 @@ def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, scales:
         # Products of few rows start while it runs, and it while the product before them does.
         early = card.launches_early(x.device)
         _rms_norm_kernel[grid](
-            x, weight, out, scales, num_rows, eps, *layout, size, rows, block, early,
+            x, weight, out, scales, kept, num_rows, eps, *layout, size, rows, block, early,
             num_warps=num_warps, launch_pdl=early,
         )  # fmt: skip
 
 
-def _launch_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
-) -> None:
+def _launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, to: Activations) -> None:
+    out, scales, kept = _parts(to)
     num_rows, size = residual.shape
     if num_rows:
         rows, block, num_warps = launch_rule(size)
         grid = (triton.cdiv(num_rows, rows),)
         early = card.launches_early(x.device)
         _add_rms_norm_kernel[grid](
-            x, residual, weight, out, scales, num_rows, eps, size, rows, block, early,
+            x, residual, weight, out, scales, kept, num_rows, eps, size, rows, block, early,
             num_warps=num_warps, launch_pdl=early,
         )  # fmt: skip
+
+
+def _parts(to: Activations) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """A kernel's outputs: norms or their numbers, scales, and norms beside their numbers."""
+    return (to, None, None) if isinstance(to, Tensor) else (to.numbers, to.scales, to.unrounded)
+
+
+def _rounded_behind(normed: Tensor, dtype: torch.dtype, keeps: bool) -> RoundedTokens:
+    """Norms that an operation of its own rounds, kept as they are too if asked for."""
+    return dataclasses.replace(round_tokens(normed, dtype), unrounded=normed if keeps else None)
 
 
 def _takes(x: Tensor) -> bool:
@@ -237,9 +261,10 @@ def _takes(x: Tensor) -> bool:
     return uses_triton(x) and x.shape[-1] <= _LONGEST_ROW
 
 
-def _takes_sum(x: Tensor, residual: Tensor) -> bool:
-    """Whether the kernels add x to the residual stream and norm that."""
-    return _takes(x) and x.is_contiguous() and residual.is_contiguous()
+def takes_sum(x: Tensor, residual: Tensor, is_rounded: bool = False) -> bool:
+    """Whether the kernels add x to the residual stream, norm that and, if asked for, round it."""
+    takes = _takes(x) and x.is_contiguous() and residual.is_contiguous()
+    return takes and (not is_rounded or takes_size(x.shape[-1]))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -256,11 +281,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not _takes(x):
         return rms_norm_reference(x, weight, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch_rms_norm(x, weight, eps, out, None)
+    _launch_rms_norm(x, weight, eps, out)
     return out
 
 
-def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
+def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, keeps: bool = False) -> RoundedTokens:
     """`round_tokens` of the norm, in one operation.
 
     Args:
@@ -268,14 +293,15 @@ def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) 
         weight: [size] in the type of x, or fp32, which leaves one rounding: that of the product.
         eps: Added to the mean square.
         dtype: 8-bit dtype, as `round_tokens` takes it.
+        keeps: Whether the norm itself is stored too, as `unrounded`.
 
     Returns:
         [num_tokens, size].
     """
     if not _takes(x) or not takes_size(x.shape[-1]):
-        return round_tokens(rms_norm(x, weight, eps), dtype)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
-    _launch_rms_norm(x, weight, eps, tokens.numbers, tokens.scales)
+        return _rounded_behind(rms_norm(x, weight, eps), dtype, keeps)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device, x.dtype if keeps else None)
+    _launch_rms_norm(x, weight, eps, tokens)
     return tokens
 
 
@@ -291,14 +317,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns:
         [num_tokens, size] the normalized sum.
     """
-    if not _takes_sum(x, residual):
+    if not takes_sum(x, residual):
         return add_rms_norm_reference(x, residual, weight, eps)
     out = torch.empty_like(residual)
-    _launch_add_rms_norm(x, residual, weight, eps, out, None)
+    _launch_add_rms_norm(x, residual, weight, eps, out)
     return out
 
 
-def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
+def rounded_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, keeps: bool = False
+) -> RoundedTokens:
     """`round_tokens` of the normalized sum, in one operation.
 
     Args:
@@ -307,12 +335,13 @@ def rounded_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float
         weight: [size].
         eps: Added to the mean square.
         dtype: 8-bit dtype, as `round_tokens` takes it.
+        keeps: Whether the norm itself is stored too, as `unrounded`.
 
     Returns:
         [num_tokens, size].
     """
-    if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
-        return round_tokens(add_rms_norm(x, residual, weight, eps), dtype)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
-    _launch_add_rms_norm(x, residual, weight, eps, tokens.numbers, tokens.scales)
+    if not takes_sum(x, residual, is_rounded=True):
+        return _rounded_behind(add_rms_norm(x, residual, weight, eps), dtype, keeps)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device, x.dtype if keeps else None)
+    _launch_add_rms_norm(x, residual, weight, eps, tokens)
     return tokens

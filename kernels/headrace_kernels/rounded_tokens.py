@@ -17,8 +17,8 @@ to e4m3's own error and a hundredth to int8's. A token with NaN or infinity has 
 infinity, and its products are NaN, which ends its request.
 
 Launch rule of the kernel of its own: as the norms', one token a program from 2,048 numbers on; 16
-numbers a thread, at most 16 warps. 8,192 tokens of 4,096 numbers take
-3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
+numbers a thread, at most 16 warps, launched early (`early_launch`). 8,192 tokens of 4,096 numbers
+take 3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -35,6 +35,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.triton_runtime import uses_triton
 
 # The types that there are, and the largest number of each.
@@ -63,12 +65,17 @@ class RoundedTokens:
     numbers: Tensor
     # [num_tokens, 1] fp32.
     scales: Tensor
+    # [num_tokens, size] what was rounded, in the model's type, where something reads that too.
+    unrounded: Tensor | None = None
 
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> RoundedTokens:
-        """Room for [num_tokens, size] in one of `LARGEST`'s types."""
+    def empty(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, unrounded: torch.dtype | None = None
+    ) -> RoundedTokens:
+        """Room for [num_tokens, size] in one of `LARGEST`'s types, and in the model's if given."""
         numbers = torch.empty(shape, dtype=dtype, device=device)
-        return cls(numbers, torch.empty(shape[0], 1, dtype=torch.float32, device=device))
+        scales = torch.empty(shape[0], 1, dtype=torch.float32, device=device)
+        return cls(numbers, scales, None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device))
 
     def __len__(self) -> int:
         """How many tokens there are, as of a tensor of them."""
@@ -77,6 +84,19 @@ class RoundedTokens:
 
 # What a product multiplies: [num_tokens, size] in the model's type, or rounded.
 Activations: TypeAlias = Tensor | RoundedTokens
+
+
+def unrounded(x: Activations) -> Tensor:
+    """Tokens in the model's type, of rounded ones what was kept of them in it."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.unrounded is not None, "the model's type is read too, so it is kept"
+    return x.unrounded
+
+
+def as_taken(x: Activations, number: torch.dtype | None) -> Activations:
+    """Tokens as a product takes them that may be given `number`; None: the model's type alone."""
+    return x if isinstance(x, RoundedTokens) and x.numbers.dtype is number else unrounded(x)
 
 
 def round_tokens_reference(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:
@@ -139,7 +159,13 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _round_kernel(x, out, scales, static, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _round_kernel(
+    x, out, scales, static, num_rows,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
@@ -180,8 +206,9 @@ def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None) -> 
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
         return round_tokens_reference(x, dtype, static)
     tokens = RoundedTokens.empty(x.shape, dtype, x.device)
-    rows, block, num_warps = launch_rule(size)
+    (rows, block, num_warps), early = launch_rule(size), card.launches_early(x.device)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
-        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, num_warps=num_warps
-    )
+        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, early,
+        num_warps=num_warps, launch_pdl=early,
+    )  # fmt: skip
     return tokens

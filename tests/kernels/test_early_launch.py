@@ -14,13 +14,27 @@ import torch
 from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
 from tests.support.kernels_ahead import KernelsAhead
 
-from headrace_kernels import card
-from headrace_kernels.experts import mxfp4_gemv, router, routing, stream_gemv
-from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels import card, rounded_tokens
+from headrace_kernels import rms_norm as rms_norm_room
+from headrace_kernels.experts import mixture_kernels, mxfp4_gemv, router, routing, scored_routing, stream_gemv
+from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
-from headrace_kernels.experts.mixture import add_mixture, add_mixture_reference
+from headrace_kernels.experts.mixture import (
+    add_mixture,
+    add_mixture_reference,
+    mixture,
+    mixture_reference,
+    rounds_to,
+)
 from headrace_kernels.experts.router import choose_after_norm, choose_after_norm_reference
-from headrace_kernels.experts.routing import Choice, choose_experts, choose_experts_reference
+from headrace_kernels.experts.routing import (
+    Choice,
+    choose_experts,
+    choose_experts_reference,
+    sort_pairs,
+    sort_pairs_reference,
+)
+from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts, choose_scored_experts_reference
 from headrace_kernels.linear import dense_small_batch, dense_small_batch_kernels, gemv_8bit, gemv_int4, quantized
 from headrace_kernels.linear.dense_small_batch import (
     launch_rule,
@@ -33,6 +47,14 @@ from headrace_kernels.linear.dense_small_batch import (
     small_linear,
 )
 from headrace_kernels.linear.dense_small_batch_kernels import AHEAD_REGISTERS, loads_ahead
+from headrace_kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+    rounded_add_rms_norm,
+)
+from headrace_kernels.rounded_tokens import Activations, round_tokens, round_tokens_reference, unrounded
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, allocate, quantize_rows
 
@@ -170,6 +192,80 @@ def test_the_choice_by_itself_reads_nothing_before_it_waits(
     assert torch.equal(found.experts, expected.experts)
     close(found.weights, expected.weights)
     assert ahead.waits == ahead.released == 3
+
+
+def test_the_choice_by_scores_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, 11)
+    logits, correction, scoring = numbers.randn(3, 12), numbers.randn(12), Scoring(3, 2, True, 2.5)
+    expected = choose_scored_experts_reference(logits, correction, 4, scoring)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, scored_routing, (logits,))
+        found = choose_scored_experts(logits, correction, 4, scoring)
+    assert torch.equal(found.experts, expected.experts)
+    close(found.weights, expected.weights)
+    assert ahead.waits == ahead.released == 3
+
+
+def test_the_sort_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = Numbers("cpu", torch.float32, 11).integers(0, 5, 9, 2, dtype=torch.int32)
+    expected = sort_pairs_reference(experts, 5)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, routing, (experts,))
+        found = sort_pairs(experts, 5)
+    assert torch.equal(found.order, expected.order) and torch.equal(found.starts, expected.starts)
+    # A program for each expert, and one for what is behind the last.
+    assert ahead.waits == ahead.released == 6
+
+
+def test_norms_read_only_their_weight_before_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers("cpu", torch.float32, 11)
+    x, start, weight = numbers.randn(3, 2100), numbers.randn(3, 2100), numbers.randn(2100)
+    for norm, reference in ((rms_norm, rms_norm_reference), (add_rms_norm, add_rms_norm_reference)):
+        stream = start.clone()
+        about = (weight, EPS) if norm is rms_norm else (stream, weight, EPS)
+        expected = reference(x, *(each.clone() if each is stream else each for each in about))
+        with monkeypatch.context() as patch, kernels_on("cpu"), poisoned_memory("cpu"):
+            ahead = KernelsAhead(patch, rms_norm_room, (x, stream))
+            found = norm(x, *about)
+        close(found, expected)
+        assert ahead.waits == ahead.released == 3
+
+
+def test_tokens_are_rounded_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Numbers("cpu", torch.float32, 11).randn(3, 2100)
+    expected = round_tokens_reference(x, torch.int8)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, rounded_tokens, (x,))
+        found = round_tokens(x, torch.int8)
+    assert torch.equal(found.numbers, expected.numbers) and torch.equal(found.scales, expected.scales)
+    assert ahead.waits == ahead.released == 3
+
+
+@pytest.mark.parametrize(("experts_here", "words_ahead"), [(range(0, 5), 0), (range(2, 4), 32)])
+def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own(
+    experts_here: range, words_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, count = Numbers("cpu", torch.float32, 13), len(experts_here)
+    x, logits = numbers.randn(6, 48), numbers.randn(6, 5)
+    choice = choose_experts_reference(logits, 2, True)
+    part = None if count == 5 else ExpertPart(experts_here.start, 5)
+    gate_up, down = (
+        ExpertWeights(numbers.randn(count * outputs, inputs) * inputs**-0.5, count, part=part)
+        for outputs, inputs in ((64, 48), (48, 32))
+    )
+    pairs = sort_pairs_reference(choice.experts, count, gate_up.first_expert)
+    expected = mixture_reference(x, choice, gate_up, down)
+    out, tile = torch.empty_like(x), mixture_kernels.PairTile(16, 16, 32, 2, 2)
+    # Tiles that there may be, most of which there are not, by blocks of 32 inner elements or 48
+    # outputs; a program of the sum for each token.
+    tiles = mixture_kernels.most_tiles(12, count, 16)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))
+        ahead.first_programs = 2 * tiles
+        down_tile = tile._replace(words_ahead=words_ahead)
+        mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, out, (tile, down_tile))
+    close(out, expected)
+    assert ahead.waits == ahead.released == (2 + 3) * tiles + 6
 
 
 class Mixture:
@@ -314,6 +410,44 @@ def test_a_chain_of_mixtures_computes_what_launches_one_by_one_do(
 
     check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
     assert all(int(done) == 0 for _, done, _, _ in layers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [16, 256])
+@pytest.mark.parametrize("kind", [None, QuantKind.FP8])
+def test_a_chain_of_mixtures_of_many_tokens_computes_what_launches_one_by_one_do(
+    kind: QuantKind | None, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, num_experts, per_token, inner = Numbers("cuda", torch.bfloat16, 5), 64, 8, 768
+    norm, start = (numbers.randn(SIZE) * 0.3 + 1).contiguous(), numbers.randn(num_tokens, SIZE)
+    layers = []
+    for _ in range(6):
+        weights = []
+        for outputs, inputs in ((2 * inner, SIZE), (SIZE, inner)):
+            plain = numbers.randn(num_experts * outputs, inputs) * inputs**-0.5
+            if kind is None:
+                weights.append(ExpertWeights(plain, num_experts))
+                continue
+            stored = allocate(kind, len(plain), inputs, inputs, plain.dtype, plain.device)
+            quantize_rows(plain, stored, 0)
+            weights.append(ExpertWeights(stored, num_experts))
+        layers.append((numbers.randn(num_experts, SIZE) * SIZE**-0.5, *weights))
+    residual = torch.empty_like(start)
+
+    def launches() -> None:
+        residual.copy_(start)
+        pending = torch.zeros_like(residual)
+        for weight, gate_up, down in layers:
+            number = rounds_to(num_tokens, gate_up, down)
+            if number is None:
+                normed: Activations = add_rms_norm(pending, residual, norm, EPS)
+            else:
+                normed = rounded_add_rms_norm(pending, residual, norm, EPS, number, keeps=True)
+            choice = choose_experts(unrounded(normed) @ weight.t(), per_token, True)
+            pending = mixture(normed, choice, gate_up, down)
+        residual.add_(pending)
+
+    check_that_bits_are_those_of_launches_one_by_one(launches, residual, monkeypatch)
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ a model's sizes on a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +23,14 @@ from headrace_kernels.rms_norm import (
     rounded_rms_norm,
     rounded_rms_norm_reference,
 )
-from headrace_kernels.rounded_tokens import LARGEST, RoundedTokens, round_tokens, round_tokens_reference
+from headrace_kernels.rounded_tokens import (
+    LARGEST,
+    RoundedTokens,
+    as_taken,
+    round_tokens,
+    round_tokens_reference,
+    unrounded,
+)
 from headrace_kernels.swiglu import rounded_swiglu, rounded_swiglu_reference, swiglu
 from headrace_kernels.triton_runtime import compilation_count
 
@@ -251,6 +259,34 @@ def test_tokens_are_the_same_whoever_rounds_them(
 ) -> None:
     skip_unless_multiplied(number, device)
     check_same_bits(Made(device, dtype, *size), number, device)
+
+
+@devices
+@pytest.mark.parametrize("size", [(3, 7), (9, 64), (2, 2100)])
+@pytest.mark.parametrize("number", LARGEST, ids=["e4m3", "int8"])
+def test_a_norm_that_is_kept_is_the_one_that_is_rounded(
+    size: tuple[int, int], number: torch.dtype, device: str
+) -> None:
+    skip_unless_multiplied(number, device)
+    made = Made(device, torch.bfloat16, *size)
+    x, weight, streams = made.x, made.weight, [made.residual.clone() for _ in range(2)]
+    with kernels_on(device), poisoned_memory(device):
+        for found, normed in (
+            (rounded_rms_norm(x, weight, EPS, number, keeps=True), rms_norm(x, weight, EPS)),
+            (
+                rounded_add_rms_norm(x, streams[0], weight, EPS, number, keeps=True),
+                add_rms_norm(x, streams[1], weight, EPS),
+            ),
+        ):
+            assert torch.equal(unrounded(found), normed) and same(found, round_tokens(normed, number))
+    assert torch.equal(*streams)
+
+
+def test_a_product_takes_the_form_that_it_asks_for() -> None:
+    plain = torch.ones(2, 8)
+    both = dataclasses.replace(round_tokens_reference(plain, E4M3), unrounded=plain)
+    assert as_taken(both, E4M3) is both
+    assert as_taken(both, torch.int8) is as_taken(both, None) is as_taken(plain, E4M3) is plain
 
 
 @pytest.mark.gpu

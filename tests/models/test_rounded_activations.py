@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,19 @@ from tests.models.paged_driver import PagedDriver, Row
 from tests.support.model_builds import load_model
 from tests.support.rank_threads import on_ranks
 
+from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.experts import mixture
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path
-from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens_reference
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
 
+E4M3 = torch.float8_e4m3fn
 NUM_LAYERS = 3
 # Tokens from which products round, here.
 FEWEST = 5
@@ -126,3 +130,45 @@ def test_several_ranks_add_up_before_they_round(
     calls.nobody_rounds_before()
     expected = on_ranks(2, lambda shard: logits(models[shard.rank]))
     assert all(torch.equal(each, expected[0]) for each in (*found, *expected))
+
+
+class ExpertsRound:
+    """Experts as on a card that multiplies e4m3 by e4m3; counts the forms of tokens they get."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rounded = self.plain = 0
+        self._multiply = mixture.mixture
+        monkeypatch.setattr(mixture, "rounds_to", lambda num_tokens, *_: E4M3 if num_tokens >= FEWEST else None)
+        monkeypatch.setattr(mixture, "mixture", self._rounding)
+
+    def _rounding(self, x: Activations, *about: Any) -> torch.Tensor:
+        if isinstance(x, RoundedTokens):
+            self.rounded += 1
+        else:
+            self.plain += len(x) >= FEWEST
+            if len(x) < FEWEST:
+                return self._multiply(x, *about)
+            x = round_tokens_reference(x, E4M3)
+        return self._multiply(x.numbers.float() * x.scales, *about)
+
+
+# A mixture alone; beside a shared expert, behind a dense layer; beside the layer's MLP.
+@pytest.mark.parametrize("name", ["mixtral-wide", "glm4-moe-wide", "gemma4-moe-wide"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_experts_are_given_rounded_tokens_and_their_router_the_model_s_type(
+    name: str, world_size: int, base: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = folder(base, name)
+    models = on_ranks(world_size, lambda shard: load(opened, "fp8", shard))
+    mixtures = sum(isinstance(module, ExpertMlp) for module in models[0].modules())
+
+    def steps() -> list[torch.Tensor]:
+        return on_ranks(world_size, lambda shard: logits(models[shard.rank]))
+
+    calls = ExpertsRound(monkeypatch)
+    found = steps()
+    # Two steps of many tokens.
+    assert (calls.rounded, calls.plain) == (2 * world_size * mixtures, 0)
+    monkeypatch.setattr(mixture, "rounds_to", lambda num_tokens, *_: None)
+    assert all(torch.equal(each, found[0]) for each in steps())
+    assert calls.plain == calls.rounded

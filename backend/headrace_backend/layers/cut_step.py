@@ -47,11 +47,13 @@ class _Piece:
     # What goes into the residual stream next.
     pending: PendingAllReduce | None = None
 
-    def normed(self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], torch.dtype | None]) -> Activations:
+    def normed(
+        self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], torch.dtype | None], keeps: bool = False
+    ) -> Activations:
         """The norm of the residual stream, once the pending all-reduce is in it."""
         added = None if self.pending is None else self.pending.wait()
         self.pending = None
-        return norm.of_sum(added, self.residual, rounds_to(len(self.residual)))
+        return norm.of_sum(added, self.residual, rounds_to(len(self.residual)), keeps)
 
     def heads(self, layer: DecoderLayer, kv_cache: Tensor) -> Tensor:
         """Returns this piece's heads in front of a layer's o_proj (`DecoderLayer.heads`)."""
@@ -95,7 +97,7 @@ class CutStep:
             piece.pending = self._together.begin_all_reduce(layer.self_attn.o_proj(piece.heads(layer, kv_cache)))
         self._note(layer)
         for piece in self._pieces:
-            normed = piece.normed(layer.post_attention_layernorm, layer.mlp.rounds_to)
+            normed = piece.normed(layer.post_attention_layernorm, layer.mlp.rounds_to, layer.mlp.reads_unrounded)
             piece.pending = self._together.begin_all_reduce(layer.mlp(normed))
 
     def heads(self, layer: DecoderLayer, kv_cache: Tensor) -> Tensor:

@@ -24,10 +24,12 @@ from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating, gated_reference
+from headrace_kernels.experts.pair_outputs import PairOutputs
 from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
-from headrace_kernels.rounded_tokens import Activations
+from headrace_kernels.experts.sliced_router import choose_in_slices, slice_rule
+from headrace_kernels.rounded_tokens import Activations, as_taken, unrounded
 from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Linear, SigmoidScores
 
@@ -107,10 +109,10 @@ class SharedExpert(nn.Module):
         plain = dataclasses.replace(placement, scheme=None)
         self.gate = None if shared.gate is None else ColumnLinear((shared.gate,), (range(1),), plain)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
-        out: Tensor = self.mlp(x)
-        return out if self.gate is None else out.mul_(self.gate(x).sigmoid())
+        out: Tensor = self.mlp(as_taken(x, self.mlp.rounds_to(len(x))))
+        return out if self.gate is None else out.mul_(self.gate(unrounded(x)).sigmoid())
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether `gated` and `add_down` of its MLP can take the place of `forward`."""
@@ -123,6 +125,9 @@ class SharedExpert(nn.Module):
 
 class ExpertMlp(nn.Module):
     """The weighted sum of a token's experts, each down(gated(gate(x), up(x))), and a shared one."""
+
+    # The router's product takes the model's type, whatever the experts' take.
+    reads_unrounded = True
 
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
@@ -148,16 +153,29 @@ class ExpertMlp(nn.Module):
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
-        assert isinstance(x, Tensor), "experts take tokens in the model's type"
-        out = self.mixed(x, self.choose(x))
+        out = self.mixed(x, self.choose(unrounded(x)))
         return out if self.shared is None else out.add_(self.shared(x))
 
-    def mixed(self, x: Tensor, choice: Choice) -> Tensor:
+    def leaves_pairs(self, num_tokens: int) -> bool:
+        """Whether `pairs` may stand for `forward`, decided by sizes and kinds of weights alone."""
+        return self.shared is None and mixture.leaves_pairs(num_tokens, *self._weights)
+
+    def pairs(self, x: Activations) -> PairOutputs:
+        """`forward` but for the sum over a token's experts, which the norm behind it computes."""
+        return mixture.mixture_pairs(x, self.choose(unrounded(x)), *self._weights, self._gating)
+
+    def mixed(self, x: Activations, choice: Choice) -> Tensor:
         """The chosen experts' weighted sum, [num_tokens, hidden_size] -> the same shape."""
         return mixture.mixture(x, choice, *self._weights, self._gating)
 
     def choose(self, x: Tensor) -> Choice:
         """The experts of tokens [num_tokens, hidden_size], and their weights."""
+        router = self.router.weight
+        if self.scores is None and isinstance(router, PlainWeight):
+            tile = slice_rule(len(x), router.tensor)
+            if tile is not None:
+                rule = self._per_token, self._renormalized
+                return choose_in_slices(x, router.tensor, self.router.bias, *rule, tile)
         return self._choice(self.router(x))
 
     def inner(self, x: Tensor, index: int) -> Tensor:
@@ -169,8 +187,11 @@ class ExpertMlp(nn.Module):
         return gated_reference(functional.linear(x, weights.expert(index), weights.expert_bias(index)), self._gating)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given tokens: none."""
-        return None
+        """The 8-bit type in which `forward` may be given so many tokens; None.
+
+        The model's type alone.
+        """
+        return mixture.rounds_to(num_tokens, *self._weights)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether products of so many tokens take norm, SwiGLU and addition inside."""

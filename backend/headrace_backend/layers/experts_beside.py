@@ -55,6 +55,9 @@ class StreamRouting(ShardedModule):
 class ExpertsBeside(nn.Module):
     """A layer's MLP and the experts beside it, whose normed outputs are added up."""
 
+    # The MLP alone is given the layer's norm.
+    reads_unrounded = False
+
     def __init__(self, experts: Experts, placement: Placement) -> None:
         super().__init__()
         beside, shared = experts.beside, experts.shared
@@ -78,7 +81,9 @@ class ExpertsBeside(nn.Module):
         """
         dense = self.mlp_output_norm.of_output(self.mlp(normed))
         choice = self.routing.weighted(self.experts.choose(self.routing.read(residual)))
-        mixed = self.experts.mixed(self.input_norm(residual), choice)
+        # The router has a norm of its own, so this one is stored in one form.
+        tokens = self.input_norm.of_sum(None, residual, self.experts.rounds_to(len(residual)))
+        mixed = self.experts.mixed(tokens, choice)
         return dense.add_(self.output_norm.of_output(mixed))
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:

@@ -18,6 +18,9 @@ from headrace_model_folder.description import Mlp
 class GatedMlp(nn.Module):
     """down(activation(gate(x)) * up(x)), gate and up in one weight."""
 
+    # Whether tokens that are rounded for it are read in the model's type too.
+    reads_unrounded = False
+
     def __init__(self, mlp: Mlp, placement: Placement) -> None:
         super().__init__()
         inner = placement.shard.split(mlp.inner)

@@ -27,18 +27,19 @@ from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import (
     PairTile,
     combine_pairs,
-    multiply_pairs,
     multiply_tiles,
+    pair_outputs,
     round_rows,
     rounds_rows,
 )
 from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
+from headrace_kernels.experts.pair_outputs import PairOutputs
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
-from headrace_kernels.rounded_tokens import round_tokens_reference
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.input_rounding import InputRounding
@@ -227,6 +228,21 @@ def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tupl
     return of_tokens, of_inner
 
 
+def rounds_to(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> torch.dtype | None:
+    """The 8-bit type in which `mixture` may be given so many tokens; None: the model's alone.
+
+    What makes the tokens rounds each by a scale of its own, so groups of inputs that have one each
+    are rounded by the mixture. Decided on the host, by sizes, kind and card alone.
+
+    Args:
+        num_tokens: Tokens of the step, padding included.
+        gate_up: Gates and ups of all experts.
+        down: Down projections of all experts.
+    """
+    rounding = None if isinstance(down.weight, BlockWeight) else input_rounding(num_tokens, gate_up)
+    return rounding.number if rounding is not None and rounding.is_per_token else None
+
+
 def mixture_reference(
     x: Tensor,
     choice: Choice,
@@ -256,21 +272,25 @@ def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
     return (groups.numbers.float() * groups.scales).to(x.dtype).view(x.shape)
 
 
-def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU) -> Tensor:
+def mixture(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> Tensor:
     """Computes each token with its experts.
 
     Args:
-        x: [num_tokens, hidden].
+        x: [num_tokens, hidden] in the model's type, or rounded if `rounds_to` says so.
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
         gating: What is between gate-up and down.
 
     Returns:
-        [num_tokens, hidden] in the type of x, without the experts that are not here. The sum over
-        experts is rounded once, each expert's output before only where tokens are many. Whether
-        inputs of products are rounded too, `rounds` says.
+        [num_tokens, hidden] in the model's type, without the experts that are not here. The sum
+        over experts is rounded once, each expert's output before only where tokens are many.
+        Whether inputs of products are rounded too, `rounds` says.
     """
+    if isinstance(x, RoundedTokens):
+        return mixture_pairs(x, choice, gate_up, down, gating).total()
     if not _takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
@@ -282,18 +302,42 @@ def mixture(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeigh
     if len(x) <= _MOST_VECTORS[x.dtype]:
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
-    num_pairs = choice.experts.numel()
-    pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     if isinstance(gate_up.weight, Mxfp4Weight):
+        num_pairs, pairs = choice.experts.numel(), sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
         rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
         multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
         return out
-    rounded, x = rounds(len(x), gate_up, down), x.contiguous()
+    return mixture_pairs(x, choice, gate_up, down, gating).total()
+
+
+def leaves_pairs(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Whether `mixture_pairs` takes so many tokens, and the norm behind may add up their outputs.
+
+    Decided on the host, by sizes and kinds alone.
+
+    Args:
+        num_tokens: Tokens of the step, padding included.
+        gate_up: Gates and ups of all experts.
+        down: Down projections of all experts.
+    """
+    are_tiles = not any(isinstance(each.weight, BlockWeight | Mxfp4Weight) for each in (gate_up, down))
+    is_many = num_tokens > _MOST_VECTORS[gate_up.dtype]
+    return are_tiles and is_many and _takes_kernels(gate_up) and down.part is None
+
+
+def mixture_pairs(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> PairOutputs:
+    """Computes many tokens with their experts, whose outputs are not added up: see `mixture`."""
+    num_pairs, rounded = choice.experts.numel(), rounds(len(x), gate_up, down)
+    pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     of_tokens, of_inner = (rounded_tile_rule if each else tile_rule for each in rounded)
     tiles = of_tokens(num_pairs, gate_up, gated=True), of_inner(num_pairs, down, gated=False)
-    rows = round_rows(x, gate_up) if rounded[0] else x
-    multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
-    return out
+    rows = x
+    if isinstance(x, Tensor):
+        rows = round_rows(x.contiguous(), gate_up) if rounded[0] else x.contiguous()
+    outputs = pair_outputs(rows, choice, pairs, gate_up, down, tiles, gating, rounds_inner=rounded[1])
+    return PairOutputs(outputs, choice, down)
 
 
 def _multiply_blocks(

@@ -11,6 +11,12 @@ most there can be, and a program finds its expert from the starts of all. Weight
 rows of e4m3 (`rounded_tokens`) as they are, others rows in the model's type. `_combine_kernel` adds
 up the outputs of a token's pairs in order.
 
+Early launches (`early_launch`). Which weights a tile multiplies is the sort's to say, so gate and
+up wait first, and let the next kernel start behind their wait. Thus the sort has ended wherever
+down runs, which finds its tile's expert before it waits. Programs of a kernel start when all of the
+one before have started: those that wait take no room that those would need, and so all kernels let
+the next one start at once.
+
 Sums are fp32 in an order that depends on the tile alone: no atomics, the same bits every time.
 """
 
@@ -27,6 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
@@ -59,6 +66,22 @@ class PairTile(NamedTuple):
     # Whether programs of one tile's outputs are neighbours, and so share its rows of x in the
     # second cache; otherwise those of one block of outputs are.
     outputs_first: bool = False
+    # Words of each row of down that a program brings to the second cache before it waits, where it
+    # is launched early.
+    words_ahead: int = 0
+
+
+@triton.jit
+def _bring(word_ptr, expert, n, N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, WORDS: tl.constexpr):
+    """Reads a word of each 32 bytes of the first WORDS of an expert's rows n, for the cache alone.
+
+    The loads are volatile: nothing uses what they read, and they are not to be left out.
+    """
+    STEP: tl.constexpr = 256 // word_ptr.dtype.element_ty.primitive_bitwidth
+    word = tl.arange(0, WORDS // STEP)[None, :] * STEP
+    rows = (tl.minimum(expert, NUM_EXPERTS - 1).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
+    is_read = (word < LAYOUT.num_words) & (expert < NUM_EXPERTS)
+    tl.load(word_ptr + rows * LAYOUT.num_words + word, mask=is_read, volatile=True)
 
 
 @triton.jit
@@ -134,14 +157,19 @@ def _load(ptrs, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def expert_of_tile(starts_ptr, tile, NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+def expert_of_tile(
+    starts_ptr, tile,
+    NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, AHEAD: tl.constexpr = False,
+):  # fmt: skip
     """A tile's expert (NUM_EXPERTS or more: there is no such tile), and its number among its tiles.
 
-    An expert has as many tiles as hold its pairs, in the order of experts.
+    An expert has as many tiles as hold its pairs, in the order of experts. AHEAD: starts are read
+    before the kernel waits, past the first cache, where those of an earlier sort may still be.
     """
+    CACHE: tl.constexpr = ".cg" if AHEAD else ""
     e = tl.arange(0, BLOCK_EXPERTS)
-    begins = tl.load(starts_ptr + e, mask=e < NUM_EXPERTS, other=0)
-    ends = tl.load(starts_ptr + e + 1, mask=e < NUM_EXPERTS, other=0)
+    begins = tl.load(starts_ptr + e, mask=e < NUM_EXPERTS, other=0, cache_modifier=CACHE)
+    ends = tl.load(starts_ptr + e + 1, mask=e < NUM_EXPERTS, other=0, cache_modifier=CACHE)
     last = tl.cumsum((ends - begins + BLOCK_M - 1) // BLOCK_M, 0)
     is_before = last <= tile
     return tl.sum(is_before.to(tl.int32), 0), tile - tl.max(tl.where(is_before, last, 0), 0)
@@ -153,7 +181,7 @@ def _tile_kernel(
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
-    OUTPUTS_FIRST: tl.constexpr,
+    OUTPUTS_FIRST: tl.constexpr, EARLY: tl.constexpr, WORDS_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
 
@@ -169,7 +197,18 @@ def _tile_kernel(
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
-    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    AHEAD: tl.constexpr = EARLY and not GATED
+    if EARLY:
+        if GATED:
+            # The sort may still run, and whatever is behind must not start before it has ended.
+            grid_before_is_done()
+        grid_behind_may_start()
+    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
+    if AHEAD:
+        if WORDS_AHEAD:
+            first = tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
+            _bring(word_ptr, expert, first + tl.arange(0, BLOCK_N), N, LAYOUT, NUM_EXPERTS, WORDS_AHEAD)
+        grid_before_is_done()
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
@@ -234,9 +273,12 @@ def _tile_kernel(
 def _combine_kernel(
     pairs_ptr, experts_ptr, out_ptr,
     first_expert,
-    N: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+    N: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (token, n): the sum of the token's pairs [PER_TOKEN, N] in order, of experts here."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -271,12 +313,24 @@ def multiply_pairs(
         gating: What is between gate-up and down.
         rounds_inner: Whether inner elements are rounded to e4m3.
     """
-    num_pairs = len(pairs.order)
-    inner, outputs = out.new_empty(num_pairs, down.num_inputs), out.new_empty(num_pairs, down.num_outputs)
+    combine_pairs(pair_outputs(x, choice, pairs, gate_up, down, tiles, gating, rounds_inner), choice, down, out)
+
+
+def pair_outputs(
+    x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights,
+    tiles: tuple[PairTile, PairTile], gating: Gating = SILU, rounds_inner: bool = False,
+) -> Tensor:  # fmt: skip
+    """Does what `multiply_pairs` does but for the sum of a token's pairs: [num_pairs, hidden].
+
+    They are times the pairs' weights.
+    """
+    num_pairs, like = len(pairs.order), choice.weights
+    inner = like.new_empty(num_pairs, down.num_inputs, dtype=gate_up.dtype)
+    outputs = like.new_empty(num_pairs, down.num_outputs, dtype=gate_up.dtype)
     multiply_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
     rows = round_rows(inner, down) if rounds_inner else inner
     multiply_tiles(rows, choice, pairs, down, outputs, tiles[1], None)
-    combine_pairs(outputs, choice, down, out)
+    return outputs
 
 
 def rounds_rows(weights: ExpertWeights) -> bool:
@@ -314,10 +368,11 @@ def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Ten
         down: The weights of which `outputs` are products.
         out: [num_tokens, hidden], written.
     """
-    num_outputs = out.shape[1]
+    num_outputs, early = out.shape[1], card.launches_early(out.device)
     _combine_kernel[(len(out), triton.cdiv(num_outputs, _COMBINED))](
         outputs, choice.experts, out, down.first_expert,
         N=num_outputs, NUM_EXPERTS=down.num_experts, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED,
+        EARLY=early, launch_pdl=early,
     )  # fmt: skip
 
 
@@ -339,19 +394,23 @@ def multiply_tiles(
     tile: PairTile,
     gating: Gating | None,
 ) -> None:
-    """One product of all pairs: arguments of `multiply_pairs`, rows of `_tile_kernel`."""
+    """One product of all pairs: arguments of `multiply_pairs`, rows of `_tile_kernel`.
+
+    Without gating it is behind the gated one, which has waited for what sorted the pairs.
+    """
     rows, scales = (x.numbers, x.scales) if isinstance(x, RoundedTokens) else (x, None)
     assert INTERPRETED or rows.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
     layout, num_experts = weights.layout(), weights.num_experts
     words_at_a_time = max(16, block_words(tile.block_words, layout))
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
-    grid = (num_tiles, triton.cdiv(out.shape[1], tile.block_n))
+    grid, early = (num_tiles, triton.cdiv(out.shape[1], tile.block_n)), card.launches_early(out.device)
     _tile_kernel[grid[::-1] if tile.outputs_first else grid](
         rows, scales, *weights.bits(), weights.bias, *pairs, choice.weights, out,
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         BLOCK_WORDS=words_at_a_time, GATED=gating is not None, GATING=gating or SILU, OUTPUTS_FIRST=tile.outputs_first,
-        num_warps=tile.num_warps, num_stages=_stages(tile, weights, layout, words_at_a_time, gating is not None, rows),
+        EARLY=early, WORDS_AHEAD=tile.words_ahead, num_warps=tile.num_warps, launch_pdl=early,
+        num_stages=_stages(tile, weights, layout, words_at_a_time, gating is not None, rows),
     )  # fmt: skip
 
 

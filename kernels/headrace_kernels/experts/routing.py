@@ -9,8 +9,8 @@ expert are neighbours, so that a tile of rows meets one expert's weights.
 Launch rules. A program of one warp chooses for one token, launched early (`early_launch`): a step
 of Qwen3-30B-A3B for one token takes an H200 3% less than with a search by index, launched late
 (docs/experiments.md, "rows of one token's experts as streams"). A program sorts for one expert,
-reading the choices of all tokens: no atomics, one launch, the same order every time. How many
-choices it reads at a time is not measured.
+reading the choices of all tokens: no atomics, one launch, early too, the same order every time. How
+many choices it reads at a time is not measured.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -89,34 +89,47 @@ def _logits_of(ranks, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _choose_kernel(
-    logits_ptr, experts_ptr, weights_ptr,
-    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, EARLY: tl.constexpr,
+def store_choice(
+    logits, e, token, experts_ptr, weights_ptr,
+    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Takes the largest rank PER_TOKEN times."""
-    if EARLY:
-        grid_behind_may_start()
-        grid_before_is_done()
-    token = tl.program_id(0).to(tl.int64)
-    e, slots = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK_SLOTS)
-    logits = tl.load(logits_ptr + token * NUM_EXPERTS + e, mask=e < NUM_EXPERTS, other=float("-inf"))
+    """Stores a token's choice by its logits of experts e, minus infinity where there is none.
+
+    It takes the largest rank PER_TOKEN times.
+    """
+    slots = tl.arange(0, BLOCK_SLOTS)
     left = _ranks(logits, e, NUM_EXPERTS)
     chosen = tl.zeros([BLOCK_SLOTS], left.dtype)
     for slot in tl.static_range(PER_TOKEN):
         best = tl.max(left, 0)
         chosen = tl.where(slots == slot, best, chosen)
         left = tl.where(left == best, -(1 << (left.dtype.primitive_bitwidth - 1)), left)
-    logits = logits.to(tl.float32)
-    peak = tl.max(logits, 0)
+    wide = logits.to(tl.float32)
+    peak = tl.max(wide, 0)
     # NaN where any logit is, and so are all weights.
-    mass = tl.sum(tl.exp(logits - peak), 0)
-    weights = tl.exp(_logits_of(chosen, logits_ptr.dtype.element_ty) - peak) / mass
+    mass = tl.sum(tl.exp(wide - peak), 0)
+    weights = tl.exp(_logits_of(chosen, logits.dtype) - peak) / mass
     if RENORMALIZED:
         weights = weights / tl.sum(tl.where(slots < PER_TOKEN, weights, 0.0), 0)
     places = token * PER_TOKEN + slots
     tl.store(experts_ptr + places, (0xFFFF - (chosen & 0xFFFF)).to(tl.int32), mask=slots < PER_TOKEN)
     tl.store(weights_ptr + places, weights, mask=slots < PER_TOKEN)
+
+
+@triton.jit
+def _choose_kernel(
+    logits_ptr, experts_ptr, weights_ptr,
+    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program (token): its choice."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK_EXPERTS)
+    logits = tl.load(logits_ptr + token * NUM_EXPERTS + e, mask=e < NUM_EXPERTS, other=float("-inf"))
+    store_choice(logits, e, token, experts_ptr, weights_ptr, NUM_EXPERTS, PER_TOKEN, RENORMALIZED, BLOCK_SLOTS)
 
 
 def _choose_experts_triton(logits: Tensor, per_token: int, renormalized: bool) -> Choice:
@@ -182,9 +195,13 @@ def _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS: tl.constex
 
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _sort_kernel(
-    experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert,
+    NUM_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Program (expert): counts pairs of the experts before it, then places its own in order."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     expert = tl.program_id(0)
     block = tl.arange(0, BLOCK)
     # Added up behind the loop alone, so that no block waits for the sum of the one before.
@@ -209,9 +226,11 @@ def _sort_pairs_triton(experts: Tensor, num_experts: int, first: int | None) -> 
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     block, num_warps = _FEW_SORTED if num_pairs <= 8 * _FEW_SORTED[0] else _MANY_SORTED
+    early = card.launches_early(device)
     _sort_kernel[(num_experts + 1,)](
-        experts, order, starts, num_pairs, first, NUM_EXPERTS=num_experts, BLOCK=block, num_warps=num_warps
-    )
+        experts, order, starts, num_pairs, first,
+        NUM_EXPERTS=num_experts, BLOCK=block, EARLY=early, num_warps=num_warps, launch_pdl=early,
+    )  # fmt: skip
     return SortedPairs(order, starts)
 
 

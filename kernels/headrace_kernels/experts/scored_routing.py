@@ -8,7 +8,7 @@ score is the sum of its two best experts'. DeepSeek-V3 and GLM-4.5 choose so.
 
 Source: DeepSeek-V3 Technical Report (arXiv 2412.19437), section 2.1.2.
 
-Launch rule: a program chooses for one token. Not measured.
+Launch rule: a program chooses for one token, launched early (`early_launch`). Not measured.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.routing import Choice
 from headrace_kernels.triton_runtime import uses_triton
 
@@ -66,8 +68,12 @@ def _choose_scored_kernel(
     logits_ptr, correction_ptr, experts_ptr, weights_ptr,
     NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, SCORING: tl.constexpr, LEAST: tl.constexpr,
     TINY: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Takes the best groups one by one, then the best experts; of equal ones the lowest."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     token = tl.program_id(0).to(tl.int64)
     SIZE: tl.constexpr = NUM_EXPERTS // SCORING.num_groups
     TOP_GROUPS: tl.constexpr = SCORING.top_groups
@@ -116,13 +122,14 @@ def _choose_scored_experts_triton(logits: Tensor, correction: Tensor, per_token:
     num_tokens, num_experts = logits.shape
     experts = torch.empty(num_tokens, per_token, dtype=torch.int32, device=logits.device)
     weights = torch.empty(num_tokens, per_token, dtype=torch.float32, device=logits.device)
+    early = card.launches_early(logits.device)
     if num_tokens:
         _choose_scored_kernel[(num_tokens,)](
             logits.contiguous(), correction, experts, weights,
             NUM_EXPERTS=num_experts, PER_TOKEN=per_token, SCORING=scoring, LEAST=_LEAST, TINY=_TINY,
             BLOCK_GROUPS=triton.next_power_of_2(scoring.num_groups),
             BLOCK_SIZE=triton.next_power_of_2(num_experts // scoring.num_groups),
-            BLOCK_SLOTS=triton.next_power_of_2(per_token), num_warps=1,
+            BLOCK_SLOTS=triton.next_power_of_2(per_token), EARLY=early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return Choice(experts, weights)
 

@@ -11,11 +11,13 @@ from tests.kernels.experts.test_mixture import OUTPUTS_FIRST, PAIR, Case
 from tests.support.kernel_case import kernels_on, poisoned_memory
 
 from headrace_kernels.experts import mixture_kernels
-from headrace_kernels.experts.mixture import mixture_reference, rounds
+from headrace_kernels.experts.mixture import mixture, mixture_reference, rounds, rounds_to
 from headrace_kernels.experts.mixture_kernels import multiply_pairs, round_rows
 from headrace_kernels.experts.routing import sort_pairs_reference
 from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind
+
+E4M3 = torch.float8_e4m3fn
 
 
 # Whole rows, and blocks; inner elements are rounded on the way to the second product as well.
@@ -59,4 +61,17 @@ def test_fp8_takes_rounded_rows_of_more_than_a_few_tokens(
     case.arrange(group, arrangement)
     with kernels_on("cpu"):
         assert [rounds(count, case.gate_up, case.down) for count in (4, 5)] == [(False, False), (taken, taken)]
+        # What makes the tokens gives each one scale, and blocks have one for each 128 inputs.
+        number = E4M3 if taken and not group else None
+        assert [rounds_to(count, case.gate_up, case.down) for count in (4, 5)] == [None, number]
     assert rounds(5, case.gate_up, case.down) == (False, False)
+    assert rounds_to(5, case.gate_up, case.down) is None
+
+
+def test_tokens_may_be_rounded_by_what_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture_kernels, "round_tokens", round_tokens_reference)
+    case = Case((5, 3, 2, 128, 128), QuantKind.FP8, torch.bfloat16, "cpu")
+    tokens = round_tokens_reference(case.x, E4M3)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        found, behind = (mixture(x, case.choice, case.gate_up, case.down) for x in (tokens, case.x))
+    assert found.dtype is torch.bfloat16 and torch.equal(found, behind)
