@@ -241,9 +241,9 @@ def test_tokens_are_rounded_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> 
     assert ahead.waits == ahead.released == 3
 
 
-@pytest.mark.parametrize(("experts_here", "words_ahead"), [(range(0, 5), 0), (range(2, 4), 32)])
+@pytest.mark.parametrize("experts_here", [range(0, 5), range(2, 4)])
 def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own(
-    experts_here: range, words_ahead: int, monkeypatch: pytest.MonkeyPatch
+    experts_here: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers, count = Numbers("cpu", torch.float32, 13), len(experts_here)
     x, logits = numbers.randn(6, 48), numbers.randn(6, 5)
@@ -262,8 +262,7 @@ def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own
     with kernels_on("cpu"), poisoned_memory("cpu"):
         ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))
         ahead.first_programs = 2 * tiles
-        down_tile = tile._replace(words_ahead=words_ahead)
-        mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, out, (tile, down_tile))
+        mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, out, (tile, tile))
     close(out, expected)
     assert ahead.waits == ahead.released == (2 + 3) * tiles + 6
 

@@ -66,22 +66,6 @@ class PairTile(NamedTuple):
     # Whether programs of one tile's outputs are neighbours, and so share its rows of x in the
     # second cache; otherwise those of one block of outputs are.
     outputs_first: bool = False
-    # Words of each row of down that a program brings to the second cache before it waits, where it
-    # is launched early.
-    words_ahead: int = 0
-
-
-@triton.jit
-def _bring(word_ptr, expert, n, N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, WORDS: tl.constexpr):
-    """Reads a word of each 32 bytes of the first WORDS of an expert's rows n, for the cache alone.
-
-    The loads are volatile: nothing uses what they read, and they are not to be left out.
-    """
-    STEP: tl.constexpr = 256 // word_ptr.dtype.element_ty.primitive_bitwidth
-    word = tl.arange(0, WORDS // STEP)[None, :] * STEP
-    rows = (tl.minimum(expert, NUM_EXPERTS - 1).to(tl.int64) * N + tl.minimum(n, N - 1))[:, None]
-    is_read = (word < LAYOUT.num_words) & (expert < NUM_EXPERTS)
-    tl.load(word_ptr + rows * LAYOUT.num_words + word, mask=is_read, volatile=True)
 
 
 @triton.jit
@@ -181,7 +165,7 @@ def _tile_kernel(
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
-    OUTPUTS_FIRST: tl.constexpr, EARLY: tl.constexpr, WORDS_AHEAD: tl.constexpr,
+    OUTPUTS_FIRST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
 
@@ -205,9 +189,6 @@ def _tile_kernel(
         grid_behind_may_start()
     expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
     if AHEAD:
-        if WORDS_AHEAD:
-            first = tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
-            _bring(word_ptr, expert, first + tl.arange(0, BLOCK_N), N, LAYOUT, NUM_EXPERTS, WORDS_AHEAD)
         grid_before_is_done()
     if expert >= NUM_EXPERTS:
         return
@@ -409,7 +390,7 @@ def multiply_tiles(
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         BLOCK_WORDS=words_at_a_time, GATED=gating is not None, GATING=gating or SILU, OUTPUTS_FIRST=tile.outputs_first,
-        EARLY=early, WORDS_AHEAD=tile.words_ahead, num_warps=tile.num_warps, launch_pdl=early,
+        EARLY=early, num_warps=tile.num_warps, launch_pdl=early,
         num_stages=_stages(tile, weights, layout, words_at_a_time, gating is not None, rows),
     )  # fmt: skip
 
