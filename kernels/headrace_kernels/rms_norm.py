@@ -261,10 +261,9 @@ def _takes(x: Tensor) -> bool:
     return uses_triton(x) and x.shape[-1] <= _LONGEST_ROW
 
 
-def takes_sum(x: Tensor, residual: Tensor, is_rounded: bool = False) -> bool:
-    """Whether the kernels add x to the residual stream, norm that and, if asked for, round it."""
-    takes = _takes(x) and x.is_contiguous() and residual.is_contiguous()
-    return takes and (not is_rounded or takes_size(x.shape[-1]))
+def _takes_sum(x: Tensor, residual: Tensor) -> bool:
+    """Whether the kernels add x to the residual stream and norm that."""
+    return _takes(x) and x.is_contiguous() and residual.is_contiguous()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -317,7 +316,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Returns:
         [num_tokens, size] the normalized sum.
     """
-    if not takes_sum(x, residual):
+    if not _takes_sum(x, residual):
         return add_rms_norm_reference(x, residual, weight, eps)
     out = torch.empty_like(residual)
     _launch_add_rms_norm(x, residual, weight, eps, out)
@@ -340,7 +339,7 @@ def rounded_add_rms_norm(
     Returns:
         [num_tokens, size].
     """
-    if not takes_sum(x, residual, is_rounded=True):
+    if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
         return _rounded_behind(add_rms_norm(x, residual, weight, eps), dtype, keeps)
     tokens = RoundedTokens.empty(x.shape, dtype, x.device, x.dtype if keeps else None)
     _launch_add_rms_norm(x, residual, weight, eps, tokens)

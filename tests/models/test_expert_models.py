@@ -14,15 +14,11 @@ from tests.support.model_builds import weight_memory
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.layers import expert_mlp
-from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.expert_weight import RoundedExpertWeight
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import ALONE, Shard
-from headrace_kernels.experts import mixture
-from headrace_kernels.experts.expert_weights import ExpertWeights
-from headrace_kernels.experts.pair_outputs import PairOutputs
 from headrace_kernels.experts.routing import Choice
 from headrace_kernels.experts.sliced_router import SliceTile, choose_in_slices_reference
 from headrace_kernels.weight_formats.quantized_weight import dequantize
@@ -111,23 +107,3 @@ def test_experts_are_chosen_by_a_router_in_slices_where_its_rule_says_so(
     torch.testing.assert_close(logits(model), expected, atol=2e-4, rtol=0)
     by_softmax = [each for each in model.modules() if isinstance(each, ExpertMlp) and each.scores is None]
     assert calls == [len(PROMPT)] * len(by_softmax)
-
-
-def test_the_next_norm_adds_up_what_experts_give_where_nothing_else_reads_it(
-    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, taken = load(path), list[int]()
-    expected, multiply = logits(model), mixture.mixture
-
-    def pairs(x: torch.Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Any) -> PairOutputs:
-        taken.append(len(x))
-        return PairOutputs(multiply(x, choice, gate_up, down, gating), choice, down)
-
-    monkeypatch.setattr(mixture, "leaves_pairs", lambda num_tokens, *_: num_tokens > 4)
-    monkeypatch.setattr(mixture, "mixture_pairs", pairs)
-    monkeypatch.setattr(PairOutputs, "total", lambda left: left.outputs)
-    assert torch.equal(logits(model), expected)
-    layers = [each for each in model.modules() if isinstance(each, DecoderLayer)]
-    # Beside an expert that computes every token, and beside a layer's MLP, outputs are added first.
-    alone = [each for each in layers if isinstance(each.mlp, ExpertMlp) and each.mlp.shared is None]
-    assert taken == [len(PROMPT)] * len(alone)

@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.experts import mixture, pair_outputs, router, routing, scored_routing, sliced_router
+from headrace_kernels.experts import mixture, router, routing, scored_routing, sliced_router
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
@@ -684,7 +684,7 @@ def compile_experts(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
         stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
-        for room in (mixture, rms_norm, router, routing, scored_routing, sliced_router):
+        for room in (mixture, router, routing, scored_routing, sliced_router):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
@@ -707,10 +707,6 @@ def compile_experts(arch: int) -> list[Any]:
                 logits = torch.empty(num_tokens, num_experts, dtype=x.dtype)
                 choice = routing.choose_experts(logits, per_token, True)
                 mixture.mixture(x, choice, gate_up, down)
-            if kind in (None, QuantKind.FP8) and not grouped:
-                pairs = pair_outputs.PairOutputs(x.new_empty(num_tokens * per_token, hidden), choice, down)
-                number = None if kind is None or arch < 89 else torch.float8_e4m3fn
-                pair_outputs.add_pairs_rms_norm(pairs, x, x[0], 1e-5, number, keeps=number is not None)
             if kind is None:
                 _sliced_router(num_experts, per_token, hidden)
                 correction = torch.empty(num_experts)

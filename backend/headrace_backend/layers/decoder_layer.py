@@ -21,9 +21,7 @@ from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.layers.stream_scalar import StreamScalar
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.experts.pair_outputs import Pending
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Layer, Mlp, Norm
 
@@ -68,13 +66,13 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        pending: Pending | None,
+        pending: Tensor | None,
         residual: Tensor,
         rotations: Rotations,
         kv_cache: Tensor,
         metadata: StepMetadata,
         own_input: Tensor | None = None,
-    ) -> Pending | None:
+    ) -> Tensor | None:
         """Runs the layer.
 
         Args:
@@ -88,29 +86,25 @@ class DecoderLayer(nn.Module):
                 None: the model's layers have nothing.
 
         Returns:
-            [num_tokens, hidden_size] this layer's output, not yet in the residual stream, maybe as
-            outputs of each token's experts; None: it is in the stream.
+            [num_tokens, hidden_size] this layer's output, not yet in the residual stream; None: it
+            is.
         """
         heads = self.heads(pending, residual, rotations, kv_cache, metadata)
         return self.behind_heads(heads, residual, own_input)
 
     def heads(
-        self, pending: Pending | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
+        self, pending: Tensor | None, residual: Tensor, rotations: Rotations, kv_cache: Tensor, metadata: StepMetadata
     ) -> Tensor:
         """The half of `forward` in which tokens see each other: [num_tokens, heads' outputs]."""
         normed = self.input_layernorm.of_stream(pending, residual, self.self_attn.rounds_to(len(residual)))
         return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
 
-    def behind_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Pending | None:
+    def behind_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor | None:
         """`after_heads`, or None where many tokens' products are added as they are made.
 
         The arguments are those of `after_heads`; of None the residual stream has the output.
-        Outputs of a token's experts are left to the norm of the next layer to add up.
         """
         if not self._adds(len(residual)):
-            if self._leaves_pairs(len(residual)):
-                assert isinstance(self.mlp, ExpertMlp), "other MLPs have no experts"
-                return self.mlp.pairs(self._mlp_input(heads, residual))
             return self.after_heads(heads, residual, own_input)
         self.self_attn.o_proj.add_to(residual, heads)
         assert isinstance(self.mlp, GatedMlp), "of experts each has a part of the output"
@@ -128,19 +122,6 @@ class DecoderLayer(nn.Module):
             and self.mlp.adds(num_tokens)
         )
 
-    def _leaves_pairs(self, num_tokens: int) -> bool:
-        """Whether nothing but the next norm reads what the experts give."""
-        is_plain = self.mlp_output_norm is None and self.per_layer_residual is None and self.scalar is None
-        return self._is_whole and is_plain and isinstance(self.mlp, ExpertMlp) and self.mlp.leaves_pairs(num_tokens)
-
-    def _mlp_input(self, heads: Tensor, residual: Tensor) -> Activations:
-        """Adds the attention's output to the stream; returns its norm in the form the MLP takes."""
-        attended: Tensor = self.self_attn.o_proj(heads)
-        if self.attention_output_norm is not None:
-            attended = self.attention_output_norm.of_output(attended)
-        form = self.mlp.rounds_to(len(residual)), self.mlp.reads_unrounded
-        return self.post_attention_layernorm.of_stream(attended, residual, *form)
-
     def after_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor:
         """The other half, in which each token is by itself, so that it may be given some of them.
 
@@ -152,7 +133,11 @@ class DecoderLayer(nn.Module):
         Returns:
             [n, hidden_size] this layer's output, not yet in the residual stream.
         """
-        normed = self._mlp_input(heads, residual)
+        attended: Tensor = self.self_attn.o_proj(heads)
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm.of_output(attended)
+        form = self.mlp.rounds_to(len(residual)), self.mlp.reads_unrounded
+        normed = self.post_attention_layernorm.of_stream(attended, residual, *form)
         out: Tensor = self.mlp(normed, residual) if isinstance(self.mlp, ExpertsBeside) else self.mlp(normed)
         if self.mlp_output_norm is not None:
             out = self.mlp_output_norm.of_output(out)

@@ -24,7 +24,6 @@ from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating, gated_reference
-from headrace_kernels.experts.pair_outputs import PairOutputs
 from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
@@ -155,14 +154,6 @@ class ExpertMlp(nn.Module):
         """[num_tokens, hidden_size] -> the same shape, of several ranks this one's part of it."""
         out = self.mixed(x, self.choose(unrounded(x)))
         return out if self.shared is None else out.add_(self.shared(x))
-
-    def leaves_pairs(self, num_tokens: int) -> bool:
-        """Whether `pairs` may stand for `forward`, decided by sizes and kinds of weights alone."""
-        return self.shared is None and mixture.leaves_pairs(num_tokens, *self._weights)
-
-    def pairs(self, x: Activations) -> PairOutputs:
-        """`forward` but for the sum over a token's experts, which the norm behind it computes."""
-        return mixture.mixture_pairs(x, self.choose(unrounded(x)), *self._weights, self._gating)
 
     def mixed(self, x: Activations, choice: Choice) -> Tensor:
         """The chosen experts' weighted sum, [num_tokens, hidden_size] -> the same shape."""

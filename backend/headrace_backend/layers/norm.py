@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.destination import RaisedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
-from headrace_kernels.experts.pair_outputs import PairOutputs, Pending, add_pairs_rms_norm, summed
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
-from headrace_kernels.rounded_tokens import Activations, round_tokens, unrounded
+from headrace_kernels.rounded_tokens import Activations, round_tokens
 from headrace_model_folder.description import Norm
 
 
@@ -40,22 +39,21 @@ class RmsNorm(ShardedModule):
         """[..., size] -> [..., size]."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Pending, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x to the residual stream in place and returns the norm of the sum.
 
         All are [num_tokens, size].
         """
-        return unrounded(self.of_sum(x, residual, None))
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
     def of_stream(
-        self, pending: Pending | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
     ) -> Activations:
         """The norm of the residual stream, to which `pending` is added first in place.
 
         Args:
             pending: [num_tokens, size] the output of the projection before, of several ranks this
-                one's part of it, which may be overwritten; None: nothing is added. Outputs of a
-                token's experts are added up.
+                one's part of it, which may be overwritten; None: nothing is added.
             residual: [num_tokens, size].
             number: The 8-bit type to round to; None: the model's type.
             keeps: Whether what is rounded is read in the model's type too.
@@ -71,12 +69,10 @@ class RmsNorm(ShardedModule):
         return normed
 
     def of_sum(
-        self, added: Pending | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
     ) -> Activations:
         """Returns the norm of the stream and `added`, which is already the whole output."""
         about = (residual, self.weight, self.eps)
-        if isinstance(added, PairOutputs):
-            return add_pairs_rms_norm(added, *about, number, keeps)
         if added is None:
             return rms_norm(*about) if number is None else rounded_rms_norm(*about, number, keeps)
         return add_rms_norm(added, *about) if number is None else rounded_add_rms_norm(added, *about, number, keeps)
@@ -94,12 +90,12 @@ class SummingRmsNorm(RmsNorm):
         super().__init__(norm, placement)
         self._shard = placement.shard
 
-    def add(self, x: Pending, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """All-reduces x, adds it to the residual stream in place and returns the norm of that.
 
         All are [num_tokens, size]; x may be overwritten.
         """
-        return self._shard.together.add_rms_norm(summed(x), residual, self.weight, self.eps)
+        return self._shard.together.add_rms_norm(x, residual, self.weight, self.eps)
 
     def of_output(self, x: Tensor) -> Tensor:
         """Returns the norm of the all-reduced x, which may be overwritten."""
@@ -107,7 +103,7 @@ class SummingRmsNorm(RmsNorm):
         return normed
 
     def of_stream(
-        self, pending: Pending | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
     ) -> Activations:
         """Returns the norm of the residual stream after adding the all-reduced `pending` to it.
 
@@ -121,7 +117,7 @@ class SummingRmsNorm(RmsNorm):
             # The kernels that all-reduce store one form.
             normed = self.add(pending, residual)
             return dataclasses.replace(round_tokens(normed, number), unrounded=normed)
-        return self._shard.together.rounded_add_rms_norm(summed(pending), residual, self.weight, self.eps, number)
+        return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
 
 
 def norm_weight(norm: Norm, size: int, placement: Placement) -> nn.Parameter:
@@ -137,7 +133,7 @@ class PlainStream(nn.Module):
     """The residual stream as it is, where others have its norm. What is added to it is whole."""
 
     def of_stream(
-        self, pending: Pending | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
     ) -> Activations:
         """Returns the residual stream, to which `pending` is added first in place.
 
@@ -150,11 +146,11 @@ class PlainStream(nn.Module):
         return self.of_sum(pending, residual, number, keeps)
 
     def of_sum(
-        self, added: Pending | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
     ) -> Activations:
         """Does what `of_stream` does."""
         if added is not None:
-            residual.add_(summed(added))
+            residual.add_(added)
         if number is None:
             return residual
         return dataclasses.replace(round_tokens(residual, number), unrounded=residual if keeps else None)

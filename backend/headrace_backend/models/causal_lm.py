@@ -29,7 +29,6 @@ from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement
-from headrace_kernels.experts.pair_outputs import Pending, summed
 from headrace_model_folder import ModelDescription, description
 from headrace_model_folder.description import GatedDeltaNet
 
@@ -98,7 +97,7 @@ class Decoder(nn.Module):
             return self._normed(last.behind_heads(heads, residual, last_input), residual)
         return self._left(self._normed(last.behind_heads(heads, residual, last_input), residual), wanted)
 
-    def _normed(self, pending: Pending | None, residual: Tensor) -> Tensor:
+    def _normed(self, pending: Tensor | None, residual: Tensor) -> Tensor:
         """The last norm of the residual stream, to which `pending` is added first in place."""
         assert self.norm is not None, "the last stage has the norm"
         return self.norm(residual) if pending is None else self.norm.add(pending, residual)
@@ -123,16 +122,15 @@ class Decoder(nn.Module):
         if self.fuses(len(residual)):
             self._forward_fused(residual, rotations, kv_caches, metadata)
             return residual
-        pending: Pending | None = None
+        pending: Tensor | None = None
         for layer, kv_cache in self._reported(zip(self._layers, kv_caches, strict=True)):
             pending = layer(pending, residual, rotations, kv_cache, metadata)
         if pending is None:
             return residual
-        added = summed(pending)
         if not self._layers[-1].is_output_whole:
             assert self._together is not None, "parts of an output are those of several ranks"
-            added = self._together.all_reduce(added)
-        return residual.add_(added)
+            pending = self._together.all_reduce(pending)
+        return residual.add_(pending)
 
     def _last_heads(
         self,
@@ -153,7 +151,7 @@ class Decoder(nn.Module):
             for layer, kv_cache in self._reported(layers):
                 cut.forward(layer, kv_cache)
             return cut.heads(*last)
-        pending: Pending | None = None
+        pending: Tensor | None = None
         for (layer, kv_cache), own_input in zip(self._reported(layers), own_inputs, strict=False):
             heads = self._heads(layer, pending, residual, rotations, kv_cache, metadata)
             pending = layer.behind_heads(heads, residual, own_input)
@@ -162,7 +160,7 @@ class Decoder(nn.Module):
     def _heads(
         self,
         layer: DecoderLayer,
-        pending: Pending | None,
+        pending: Tensor | None,
         residual: Tensor,
         rotations: Rotations,
         kv_cache: Tensor,

@@ -10,7 +10,6 @@ mixture          the experts' MLPs and the sum of their outputs, by the number o
                  kernels are `mixture_kernels` (many tokens) and `vector_kernels` (few), for one
                  token with plain weights or 8 bits `stream_gemv`, for weights in a file's blocks
                  `block_kernels`, and for those in MXFP4 `mxfp4_kernels` and `mxfp4_gemv` (few)
-pair_outputs     outputs of experts that the norm behind the mixture adds up
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured
 once and nothing compiles late whatever the routing.

@@ -27,14 +27,13 @@ from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.mixture_kernels import (
     PairTile,
     combine_pairs,
+    multiply_pairs,
     multiply_tiles,
-    pair_outputs,
     round_rows,
     rounds_rows,
 )
 from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile, multiply_few
 from headrace_kernels.experts.mxfp4_kernels import ManyTile, multiply_many
-from headrace_kernels.experts.pair_outputs import PairOutputs
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
 from headrace_kernels.experts.vector_kernels import VectorTile, multiply_vectors
@@ -290,7 +289,9 @@ def mixture(
         Whether inputs of products are rounded too, `rounds` says.
     """
     if isinstance(x, RoundedTokens):
-        return mixture_pairs(x, choice, gate_up, down, gating).total()
+        out = x.scales.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
+        _multiply_many(x, choice, gate_up, down, out, gating)
+        return out
     if not _takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
@@ -302,42 +303,26 @@ def mixture(
     if len(x) <= _MOST_VECTORS[x.dtype]:
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
-    if isinstance(gate_up.weight, Mxfp4Weight):
-        num_pairs, pairs = choice.experts.numel(), sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
-        rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
-        multiply_many(x.contiguous(), choice, pairs, gate_up, down, out, rules, gating)
-        return out
-    return mixture_pairs(x, choice, gate_up, down, gating).total()
+    _multiply_many(x.contiguous(), choice, gate_up, down, out, gating)
+    return out
 
 
-def leaves_pairs(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Whether `mixture_pairs` takes so many tokens, and the norm behind may add up their outputs.
-
-    Decided on the host, by sizes and kinds alone.
-
-    Args:
-        num_tokens: Tokens of the step, padding included.
-        gate_up: Gates and ups of all experts.
-        down: Down projections of all experts.
-    """
-    are_tiles = not any(isinstance(each.weight, BlockWeight | Mxfp4Weight) for each in (gate_up, down))
-    is_many = num_tokens > _MOST_VECTORS[gate_up.dtype]
-    return are_tiles and is_many and _takes_kernels(gate_up) and down.part is None
-
-
-def mixture_pairs(
-    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
-) -> PairOutputs:
-    """Computes many tokens with their experts, whose outputs are not added up: see `mixture`."""
-    num_pairs, rounded = choice.experts.numel(), rounds(len(x), gate_up, down)
+def _multiply_many(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor, gating: Gating
+) -> None:
+    """Many tokens, whose pairs are sorted, by the kernels of their weights' kind."""
+    num_pairs = choice.experts.numel()
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
+    if isinstance(gate_up.weight, Mxfp4Weight):
+        assert isinstance(x, Tensor), "MXFP4 takes tokens in the model's type"
+        rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
+        multiply_many(x, choice, pairs, gate_up, down, out, rules, gating)
+        return
+    rounded = rounds(len(x), gate_up, down)
     of_tokens, of_inner = (rounded_tile_rule if each else tile_rule for each in rounded)
     tiles = of_tokens(num_pairs, gate_up, gated=True), of_inner(num_pairs, down, gated=False)
-    rows = x
-    if isinstance(x, Tensor):
-        rows = round_rows(x.contiguous(), gate_up) if rounded[0] else x.contiguous()
-    outputs = pair_outputs(rows, choice, pairs, gate_up, down, tiles, gating, rounds_inner=rounded[1])
-    return PairOutputs(outputs, choice, down)
+    rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
+    multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
 
 
 def _multiply_blocks(

@@ -294,24 +294,12 @@ def multiply_pairs(
         gating: What is between gate-up and down.
         rounds_inner: Whether inner elements are rounded to e4m3.
     """
-    combine_pairs(pair_outputs(x, choice, pairs, gate_up, down, tiles, gating, rounds_inner), choice, down, out)
-
-
-def pair_outputs(
-    x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights,
-    tiles: tuple[PairTile, PairTile], gating: Gating = SILU, rounds_inner: bool = False,
-) -> Tensor:  # fmt: skip
-    """Does what `multiply_pairs` does but for the sum of a token's pairs: [num_pairs, hidden].
-
-    They are times the pairs' weights.
-    """
-    num_pairs, like = len(pairs.order), choice.weights
-    inner = like.new_empty(num_pairs, down.num_inputs, dtype=gate_up.dtype)
-    outputs = like.new_empty(num_pairs, down.num_outputs, dtype=gate_up.dtype)
+    num_pairs = len(pairs.order)
+    inner, outputs = out.new_empty(num_pairs, down.num_inputs), out.new_empty(num_pairs, down.num_outputs)
     multiply_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
     rows = round_rows(inner, down) if rounds_inner else inner
     multiply_tiles(rows, choice, pairs, down, outputs, tiles[1], None)
-    return outputs
+    combine_pairs(outputs, choice, down, out)
 
 
 def rounds_rows(weights: ExpertWeights) -> bool:
