@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,11 @@ from tests.models.test_quantized_loading import CPU, SCHEMES, quantized, scheme_
 from tests.support.model_builds import weight_memory
 from tests.support.rank_threads import on_ranks
 
-from headrace_backend.layers import expert_mlp
 from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.quantization.expert_weight import RoundedExpertWeight
 from headrace_backend.quantization.linear_weight import PlainWeight
 from headrace_backend.weights.placement import ALONE, Shard
-from headrace_kernels.experts.routing import Choice
-from headrace_kernels.experts.sliced_router import SliceTile, choose_in_slices_reference
 from headrace_kernels.weight_formats.quantized_weight import dequantize
 from headrace_model_folder import ModelFolder
 
@@ -89,21 +85,3 @@ def test_the_planned_memory_is_what_the_weights_take(path: pathlib.Path, name: s
         assert planned > sum(mixture.size for mixture in config.description.expert_layers) * bits // 8
     else:
         assert whole / 2 <= planned < whole
-
-
-def test_experts_are_chosen_by_a_router_in_slices_where_its_rule_says_so(
-    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, calls = load(path), list[int]()
-    expected = logits(model)
-
-    def chosen(x: torch.Tensor, *about: Any) -> Choice:
-        calls.append(len(x))
-        return choose_in_slices_reference(x, *about[:-1])
-
-    monkeypatch.setattr(expert_mlp, "slice_rule", lambda num_tokens, router: SliceTile(16, 32, 4))
-    monkeypatch.setattr(expert_mlp, "choose_in_slices", chosen)
-    # A library's sums in another order.
-    torch.testing.assert_close(logits(model), expected, atol=2e-4, rtol=0)
-    by_softmax = [each for each in model.modules() if isinstance(each, ExpertMlp) and each.scores is None]
-    assert calls == [len(PROMPT)] * len(by_softmax)

@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.experts import mixture, router, routing, scored_routing, sliced_router
+from headrace_kernels.experts import mixture, router, routing, scored_routing
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
@@ -684,7 +684,7 @@ def compile_experts(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
         stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
-        for room in (mixture, router, routing, scored_routing, sliced_router):
+        for room in (mixture, router, routing, scored_routing):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
@@ -708,7 +708,6 @@ def compile_experts(arch: int) -> list[Any]:
                 choice = routing.choose_experts(logits, per_token, True)
                 mixture.mixture(x, choice, gate_up, down)
             if kind is None:
-                _sliced_router(num_experts, per_token, hidden)
                 correction = torch.empty(num_experts)
                 for groups in ((1, 1), (4, 2)):
                     scoring = scored_routing.Scoring(*groups, True, 2.5)
@@ -778,15 +777,6 @@ def _routers(num_experts: int, per_token: int, hidden: int) -> None:
     for num_tokens in (1, 4):
         x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
         router.choose_after_norm(x, norm, weight, bias, per_token, True, done)
-
-
-def _sliced_router(num_experts: int, per_token: int, hidden: int) -> None:
-    """The choice of hundreds of tokens, with a bias where experts are few."""
-    x, weight = (torch.empty(rows, hidden, dtype=torch.bfloat16) for rows in (200, num_experts))
-    bias = torch.empty(num_experts, dtype=torch.bfloat16) if num_experts < 32 else None
-    tile = sliced_router.slice_rule(len(x), weight)
-    assert tile is not None, "hundreds of tokens are multiplied in slices"
-    sliced_router.choose_in_slices(x, weight, bias, per_token, True, tile)
 
 
 _ROOMS = {

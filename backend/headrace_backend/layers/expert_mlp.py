@@ -27,7 +27,6 @@ from headrace_kernels.experts.gating import GELU, SILU, Gating, gated_reference
 from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
-from headrace_kernels.experts.sliced_router import choose_in_slices, slice_rule
 from headrace_kernels.rounded_tokens import Activations, as_taken, unrounded
 from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Linear, SigmoidScores
@@ -161,12 +160,6 @@ class ExpertMlp(nn.Module):
 
     def choose(self, x: Tensor) -> Choice:
         """The experts of tokens [num_tokens, hidden_size], and their weights."""
-        router = self.router.weight
-        if self.scores is None and isinstance(router, PlainWeight):
-            tile = slice_rule(len(x), router.tensor)
-            if tile is not None:
-                rule = self._per_token, self._renormalized
-                return choose_in_slices(x, router.tensor, self.router.bias, *rule, tile)
         return self._choice(self.router(x))
 
     def inner(self, x: Tensor, index: int) -> Tensor:

@@ -3,7 +3,6 @@
 routing          a token's likeliest experts, and pairs of token and expert sorted by expert
 scored_routing   experts that are chosen by sigmoid scores and a correction, in groups
 router           the likeliest experts of few tokens, with norm and router in the same launch
-sliced_router    the likeliest experts of some hundreds, the router's product in slices of inputs
 expert_weights   the weights of all experts side by side, plain or quantized
 gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its

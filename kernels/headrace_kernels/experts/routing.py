@@ -89,47 +89,34 @@ def _logits_of(ranks, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def store_choice(
-    logits, e, token, experts_ptr, weights_ptr,
-    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+def _choose_kernel(
+    logits_ptr, experts_ptr, weights_ptr,
+    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Stores a token's choice by its logits of experts e, minus infinity where there is none.
-
-    It takes the largest rank PER_TOKEN times.
-    """
-    slots = tl.arange(0, BLOCK_SLOTS)
+    """Takes the largest rank PER_TOKEN times."""
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
+    token = tl.program_id(0).to(tl.int64)
+    e, slots = tl.arange(0, BLOCK_EXPERTS), tl.arange(0, BLOCK_SLOTS)
+    logits = tl.load(logits_ptr + token * NUM_EXPERTS + e, mask=e < NUM_EXPERTS, other=float("-inf"))
     left = _ranks(logits, e, NUM_EXPERTS)
     chosen = tl.zeros([BLOCK_SLOTS], left.dtype)
     for slot in tl.static_range(PER_TOKEN):
         best = tl.max(left, 0)
         chosen = tl.where(slots == slot, best, chosen)
         left = tl.where(left == best, -(1 << (left.dtype.primitive_bitwidth - 1)), left)
-    wide = logits.to(tl.float32)
-    peak = tl.max(wide, 0)
+    logits = logits.to(tl.float32)
+    peak = tl.max(logits, 0)
     # NaN where any logit is, and so are all weights.
-    mass = tl.sum(tl.exp(wide - peak), 0)
-    weights = tl.exp(_logits_of(chosen, logits.dtype) - peak) / mass
+    mass = tl.sum(tl.exp(logits - peak), 0)
+    weights = tl.exp(_logits_of(chosen, logits_ptr.dtype.element_ty) - peak) / mass
     if RENORMALIZED:
         weights = weights / tl.sum(tl.where(slots < PER_TOKEN, weights, 0.0), 0)
     places = token * PER_TOKEN + slots
     tl.store(experts_ptr + places, (0xFFFF - (chosen & 0xFFFF)).to(tl.int32), mask=slots < PER_TOKEN)
     tl.store(weights_ptr + places, weights, mask=slots < PER_TOKEN)
-
-
-@triton.jit
-def _choose_kernel(
-    logits_ptr, experts_ptr, weights_ptr,
-    NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, RENORMALIZED: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program (token): its choice."""
-    if EARLY:
-        grid_behind_may_start()
-        grid_before_is_done()
-    token = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK_EXPERTS)
-    logits = tl.load(logits_ptr + token * NUM_EXPERTS + e, mask=e < NUM_EXPERTS, other=float("-inf"))
-    store_choice(logits, e, token, experts_ptr, weights_ptr, NUM_EXPERTS, PER_TOKEN, RENORMALIZED, BLOCK_SLOTS)
 
 
 def _choose_experts_triton(logits: Tensor, per_token: int, renormalized: bool) -> Choice:
