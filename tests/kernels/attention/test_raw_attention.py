@@ -5,6 +5,7 @@ They, and merging by the last program of a row, are held against fp64 and the se
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 
@@ -13,8 +14,10 @@ import pytest
 import torch
 from hypothesis import strategies
 from tests.support.attention_case import Case, Shape, memory_of
+from tests.support.kernels_ahead import KernelsAhead
 from tests.support.raw_case import RawCase
 
+from headrace_kernels.attention import decode, decode_kernels
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention.decode import decode_attention
 from headrace_kernels.attention.merge import merged_at_once
@@ -165,6 +168,45 @@ def test_tokens_without_a_slot_are_seen_and_not_stored() -> None:
     block, offset = case.places[1]
     before[block, :, :, offset] = case.kv_cache[block, :, :, offset]
     torch.testing.assert_close(case.kv_cache, before, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="what an earlier kernel writes is poison in the interpreter alone")
+@pytest.mark.parametrize("normed", [False, True])
+def test_heads_are_read_behind_the_wait_and_before_the_next_kernel_may_start(
+    normed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    class Ahead(KernelsAhead):
+        def _wait(self) -> None:
+            calls.append("wait")
+            super()._wait()
+
+        def _release(self) -> None:
+            calls.append("release")
+
+    case = RawCase(Shape(4, 2, 16), [100, 3], DEVICE, normed=normed, padding=2)
+    expected, work = case.oracle(), case.step.decode
+    assert work is not None
+    Ahead(monkeypatch, decode_kernels, (case.raw.qkv,))
+    found = rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
+    torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=2e-5, rtol=0)
+    programs = (work.splits[:, 0] >= 0).tolist() * case.shape.num_kv_heads
+    # Programs without work wait too, and let the next kernel start by their end.
+    assert calls == [call for works in programs for call in ("wait", "release")[: 1 + works]]
+
+
+def test_few_decodes_whose_heads_are_normed_have_twice_the_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    warps = []
+
+    def note(*_: object, num_warps: int, **__: object) -> None:
+        warps.append(num_warps)
+
+    monkeypatch.setattr(decode, "raw_decode_kernel", collections.defaultdict(lambda: note))
+    for rows, normed in ((8, True), (9, True), (8, False)):
+        case = RawCase(Shape(32, 4, 128, dtype=torch.bfloat16), [3] * rows, DEVICE, normed=normed)
+        rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
+    assert warps == [4, 2, 2]
 
 
 def test_padding_writes_nothing() -> None:
