@@ -44,8 +44,8 @@ from headrace_kernels.attention.tiles import (
 )
 from headrace_kernels.attention.transposed import takes_transposed, transposed_rule
 
-# Decodes of a step up to which programs that norm heads have twice the warps: there are few of them
-# on a multiprocessor, and what each computes for itself takes the time.
+# Decodes of a step up to which programs are so few that what each computes for itself, such as
+# norms of heads, is what takes the time.
 _FEW_DECODES = 8
 
 
@@ -124,8 +124,8 @@ def _split_shape(
     is_normed = raw is not None and raw.query_norm is not None
     if launch is None:
         dim = shape.padded_dim
-        computes_long = is_normed and query.shape[0] <= _FEW_DECODES
-        launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query, computes_long)
+        has_time = part_len == query_len and not (is_normed and query.shape[0] <= _FEW_DECODES)
+        launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query, has_time)
     split = SplitShape(
         query_len=query_len,
         part_len=part_len,
@@ -144,11 +144,13 @@ def _split_shape(
     return launch, split
 
 
-def _launch_rule(rows: int, dim: int, query: Tensor, computes_long: bool) -> Launch:
+def _launch_rule(rows: int, dim: int, query: Tensor, has_time: bool) -> Launch:
     """Keys per tile, warps and stages of a split that no rule of `transposed` takes.
 
-    Where programs compute long, two warps become four. Qwen3-30B-A3B's step of one row behind 640
-    tokens takes an H200 2,305 us so, and 2,411 with two; an 8B Llama's, whose heads have no norms,
+    Where the card has few programs, and each computes long before or behind its keys (heads with
+    norms, drafts whose results are merged), no other program fills the time, and two warps become
+    four. A step of one row behind 640 tokens takes an H200 2,305 us so and 2,411 with two in
+    Qwen3-30B-A3B, with four drafts 4,254 and 4,370 in an 8B Llama; without norms and drafts that
     takes 4,377 us behind 8,000 tokens, and 4,274 with two (docs/experiments.md, "decode attention
     first, then the next kernel's weights").
 
@@ -160,6 +162,6 @@ def _launch_rule(rows: int, dim: int, query: Tensor, computes_long: bool) -> Lau
     row_bytes = dim * query.element_size()
     tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
     warps = 2 if rows <= 16 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
-    if computes_long and warps == 2:
+    if not has_time and warps == 2:
         warps = 4
     return Launch(tile, warps, pipeline_stages(query.device, 0, 2 * tile * row_bytes, 3))

@@ -21,7 +21,7 @@ from headrace_kernels.attention import decode, decode_kernels
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention.decode import decode_attention
 from headrace_kernels.attention.merge import merged_at_once
-from headrace_kernels.attention.paged import rotate_write_attend
+from headrace_kernels.attention.paged import paged_attention, rotate_write_attend
 from headrace_kernels.attention.quantized_kv import dequantized_blocks
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
@@ -196,17 +196,22 @@ def test_heads_are_read_behind_the_wait_and_before_the_next_kernel_may_start(
     assert calls == [call for works in programs for call in ("wait", "release")[: 1 + works]]
 
 
-def test_few_decodes_whose_heads_are_normed_have_twice_the_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_programs_that_compute_long_have_twice_the_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     warps = []
 
     def note(*_: object, num_warps: int, **__: object) -> None:
         warps.append(num_warps)
 
-    monkeypatch.setattr(decode, "raw_decode_kernel", collections.defaultdict(lambda: note))
+    for name in ("decode_kernel", "raw_decode_kernel"):
+        monkeypatch.setattr(decode, name, collections.defaultdict(lambda: note))
+    shape = Shape(32, 4, 128, dtype=torch.bfloat16)
     for rows, normed in ((8, True), (9, True), (8, False)):
-        case = RawCase(Shape(32, 4, 128, dtype=torch.bfloat16), [3] * rows, DEVICE, normed=normed)
-        rotate_write_attend(case.raw, case.kv_cache, case.step, case.shape.scale)
-    assert warps == [4, 2, 2]
+        case = RawCase(shape, [3] * rows, DEVICE, normed=normed)
+        rotate_write_attend(case.raw, case.kv_cache, case.step, shape.scale)
+    # A row with four drafts, whose query tokens are dealt out to programs of 16 query rows.
+    drafted = Case(shape, [(20, 5)], DEVICE)
+    paged_attention(drafted.query, drafted.kv_cache, drafted.step, shape.scale)
+    assert warps == [4, 2, 2, 4]
 
 
 def test_padding_writes_nothing() -> None:
