@@ -330,6 +330,10 @@ def raw_decode_kernel(
     entry, index, count, place, first_token, num_tokens, seq_len, table = _split_columns(
         splits, query_start_loc, seq_lens, table_rows, block_tables, table_stride
     )
+    # Programs that start early ask for all that they may before they wait.
+    if not SPLIT.is_early:
+        if entry < 0:
+            return
     slot = tl.load(slot_mapping + first_token)
     first_seen, begin, end = _bounds(seq_len, num_tokens, index, count, window, SPLIT.is_windowed)
     # One token an entry: its key and value are nobody else's, and only the split that the context
@@ -342,8 +346,8 @@ def raw_decode_kernel(
     query_factors = _norm_factors(query_norm, mask_row, SHAPE, SPLIT)
     if SPLIT.is_early:
         grid_before_is_done()
-    if entry < 0:
-        return
+        if entry < 0:
+            return
 
     offs_dim = tl.arange(0, SHAPE.padded_dim)
     mask_new = (offs_dim < SHAPE.head_dim)[None, :] & is_newest
