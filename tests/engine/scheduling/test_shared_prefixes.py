@@ -141,6 +141,24 @@ def test_whoever_is_overtaken_takes_up_what_the_other_computed() -> None:
     assert harness.engine.load().preemptions == 0
 
 
+def test_a_long_prompt_and_a_less_urgent_one_do_not_compute_the_same_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A share of the steps is kept for the long one, and the shorter one is some tokens ahead."""
+    monkeypatch.setattr(prefix_followers, "LEAST_SHARED_TOKENS", 32)
+    harness = measured_harness(num_blocks=1000, model_len=1000, max_num_batched_tokens=64, ageing_s=60.0)
+    before = harness.worker.num_tokens
+    specs = [
+        request(prompt(0, 701), 1),
+        request(prompt(500, 1), 1, priority=-1),
+        request(prompt(0, 701), 1),
+        request(prompt(900, 1), 1),
+    ]
+    harness.serve(list(zip(specs, (4, 4, 1, 0), strict=True)))
+    least = simulate_prefixes.least_tokens([spec.prompt_ids.tolist() for spec in specs])
+    assert harness.worker.num_tokens - before <= least + 2 * 32
+
+
 def test_nobody_waits_for_a_prompt_that_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps report few prompt tokens, and a more urgent prompt takes all of these."""
     monkeypatch.setattr(plan_builder, "MAX_PROMPT_LOGPROBS", 64)

@@ -146,6 +146,18 @@ class PrefixFollowers:
             return False
         return len(kv.find_prefix(sequence)[0]) >= num_blocks
 
+    def is_contested(self, sequence: Sequence, catching_up: list[Sequence]) -> bool:
+        """Whether another one of those that catch up is about to compute the same tokens.
+
+        Where the more urgent of both goes first it is ahead by `LEAST_SHARED_TOKENS` soon, and the
+        other one is overtaken.
+        """
+        if sequence not in self._keys:
+            return False
+        return any(
+            other is not sequence and other in self._keys and _go_on_alike(sequence, other) for other in catching_up
+        )
+
     def note_left(self, sequence: Sequence) -> None:
         """A follower follows nobody any more; its entry stays until its leader gets to it."""
         sequence.leader = None
@@ -194,6 +206,16 @@ class PrefixFollowers:
             leaders.remove(sequence)
             if not leaders:
                 del self._leaders[key]
+
+
+def _go_on_alike(one: Sequence, other: Sequence) -> bool:
+    """Whether both prompts share `LEAST_SHARED_TOKENS` behind what is computed of each."""
+    first, second = one.request.spec.prompt_ids, other.request.spec.prompt_ids
+    least = max(one.num_computed, other.num_computed) + LEAST_SHARED_TOKENS
+    # One token says that they do not, as it nearly always is.
+    if min(first.size, second.size) < least or first[least - 1] != second[least - 1]:
+        return False
+    return _num_shared(one.request, other.request) >= least
 
 
 def _num_shared(one: LiveRequest, other: LiveRequest) -> int:

@@ -97,6 +97,9 @@ class Prompts:
         Nothing happens if nothing else could be computed before them.
         """
         long, share = self._budget.find_long(catching_up)
+        # Of two that are about to compute the same tokens none would get ahead of the other, if one
+        # had its share and the other the rest: both would compute them all, side by side.
+        long = [sequence for sequence in long if not self._followers.is_contested(sequence, catching_up)]
         if not long or (len(long) == len(catching_up) and not (self._waiting and self._batch.num_free_rows)):
             return []
         catching_up[:] = [sequence for sequence in catching_up if sequence not in long]
