@@ -124,8 +124,8 @@ def _split_shape(
     is_normed = raw is not None and raw.query_norm is not None
     if launch is None:
         dim = shape.padded_dim
-        has_time = part_len == query_len and not (is_normed and query.shape[0] <= _FEW_DECODES)
-        launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query, has_time)
+        are_few = part_len < query_len or (is_normed and query.shape[0] <= _FEW_DECODES)
+        launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query, are_few)
     split = SplitShape(
         query_len=query_len,
         part_len=part_len,
@@ -144,12 +144,12 @@ def _split_shape(
     return launch, split
 
 
-def _launch_rule(rows: int, dim: int, query: Tensor, has_time: bool) -> Launch:
+def _launch_rule(rows: int, dim: int, query: Tensor, are_few: bool) -> Launch:
     """Keys per tile, warps and stages of a split that no rule of `transposed` takes.
 
-    Where the card has few programs, and each computes long before or behind its keys (heads with
-    norms, drafts whose results are merged), no other program fills the time, and two warps become
-    four. A step of one row behind 640 tokens takes an H200 2,305 us so and 2,411 with two in
+    are_few: The card has few programs, and each computes long before or behind its keys (heads with
+    norms, drafts whose results are merged). No other program fills that time, so two warps become
+    four: a step of one row behind 640 tokens takes an H200 2,305 us so and 2,411 with two in
     Qwen3-30B-A3B, with four drafts 4,254 and 4,370 in an 8B Llama; without norms and drafts that
     takes 4,377 us behind 8,000 tokens, and 4,274 with two (docs/experiments.md, "decode attention
     first, then the next kernel's weights").
@@ -162,6 +162,6 @@ def _launch_rule(rows: int, dim: int, query: Tensor, has_time: bool) -> Launch:
     row_bytes = dim * query.element_size()
     tile = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
     warps = 2 if rows <= 16 and rows * row_bytes <= 8192 else 4 if rows * row_bytes <= 16384 else 8
-    if not has_time and warps == 2:
+    if are_few and warps == 2:
         warps = 4
     return Launch(tile, warps, pipeline_stages(query.device, 0, 2 * tile * row_bytes, 3))

@@ -324,7 +324,7 @@ def raw_decode_kernel(
 
     The kernel behind is let go when the token's heads have arrived: before, its requests for
     weights would be ahead of theirs, and its programs would take the room of programs that have not
-    begun. With drafts, whose kernel has several programs to a head, that won nothing.
+    begun. Of rows with drafts, which `decode_kernel` takes, that won nothing.
     """
     kv_head = tl.program_id(0)
     entry, index, count, place, first_token, num_tokens, seq_len, table = _split_columns(
@@ -341,8 +341,8 @@ def raw_decode_kernel(
     is_newest = (begin < seq_len) & (end == seq_len)
     end = tl.minimum(end, seq_len - 1)
     token, head, mask_row, places = _query_rows(qkv, qkv_stride, first_token, num_tokens, 0, kv_head, SHAPE, SPLIT)
-    # Weights of norms, which no kernel writes.
     mask_row = mask_row & (entry >= 0)
+    # Before the wait: no kernel writes a norm's weights.
     query_factors = _norm_factors(query_norm, mask_row, SHAPE, SPLIT)
     if SPLIT.is_early:
         grid_before_is_done()
