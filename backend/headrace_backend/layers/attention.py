@@ -91,10 +91,7 @@ class Attention(nn.Module):
         return self.gated(self.qkv_proj(x), rotations, kv_cache, metadata)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `heads` may be given so many tokens; None.
-
-        The model's type alone.
-        """
+        """The 8-bit type in which `heads` may be given so many tokens, or None: the model's."""
         return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(

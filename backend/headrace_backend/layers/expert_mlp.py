@@ -171,10 +171,7 @@ class ExpertMlp(nn.Module):
         return gated_reference(functional.linear(x, weights.expert(index), weights.expert_bias(index)), self._gating)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None.
-
-        The model's type alone.
-        """
+        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
         return mixture.rounds_to(num_tokens, *self._weights)
 
     def fuses(self, num_tokens: int) -> bool:

@@ -51,10 +51,7 @@ class ColumnLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None.
-
-        The model's type alone.
-        """
+        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
         return self.weight.rounds_to(num_tokens)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
@@ -101,10 +98,7 @@ class RowLinear(ShardedModule):
         return self.weight.product(x, self.bias)
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None.
-
-        The model's type alone.
-        """
+        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
         return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:

@@ -38,10 +38,7 @@ class GatedMlp(nn.Module):
         return out
 
     def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens; None.
-
-        The model's type alone.
-        """
+        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
         return self.gate_up_proj.rounds_to(num_tokens)
 
     def fuses(self, num_tokens: int) -> bool:
