@@ -24,6 +24,9 @@ shared tokens, which cost less than that, are computed again.
 Where layers keep states, a follower can begin only where a state is kept: so it has its leader keep
 its state where both part (`checkpoint_places`), and waits for the last place before.
 
+Two leaders are *contested* that go on alike from where both stand. They must not share a step's
+budget (`rows.prompts`), or they compute all of it twice, side by side.
+
 A leader is *overtaken* when another sequence has published what it would compute next. It gives its
 row back as soon as nothing of it is in flight, and takes up what the other has computed.
 """

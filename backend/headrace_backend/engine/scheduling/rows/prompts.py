@@ -3,7 +3,8 @@
 They catch up with a prompt, or with tokens computed before a preemption, in chunks of what the
 budget leaves behind the decodes (`token_budget`): first those that run, most urgent first, then
 those that wait (`queue_admission`), unless blocks were short in this step, and last the long ones
-among those that run, for which a share of the budget was kept. Whoever is overtaken in computing a
+among those that run, for which a share of the budget was kept unless another one is about to
+compute the same. Whoever is overtaken in computing a
 prefix gives way (`prefix_followers`).
 
 Owns this order. Does not own the length of a chunk (`token_budget`) nor whose blocks go back
