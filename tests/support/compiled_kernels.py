@@ -119,7 +119,7 @@ def resources(kernel: Any) -> dict[str, Any]:
         "shared_limit": _SHARED_BYTES[kernel.metadata.target.arch],
         "warpgroup_products": kernel.asm["ttgir"].count("warp_group_dot "),
         "exchanges": kernel.asm["ttgir"].count("convert_layout"),
-        "tiles_copied": kernel.asm["ptx"].count("cp.async.bulk.tensor.2d.shared"),
+        "tiles_copied": len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared", kernel.asm["ptx"])),
         "num_warps": kernel.metadata.num_warps,
         "warp_product_layouts": _warp_product_layouts(kernel.asm["ttgir"]),
     }

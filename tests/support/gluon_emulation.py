@@ -121,17 +121,18 @@ class Shared:
 
 
 class Descriptor:
-    """What the copy engine reads tiles of a matrix from."""
+    """What the copy engine reads boxes of a tensor from."""
 
     def __init__(self, described: Any) -> None:
-        self.tensor, self.block_shape = described.base, tuple(described.block_shape)
-        self.dtype, self.layout = _KINDS[described.base.dtype], described.layout
+        base, self.block_shape = described.base, tuple(described.block_shape)
+        self.tensor = base.as_strided(tuple(described.shape), tuple(described.strides))
+        self.dtype, self.layout = _KINDS[base.dtype], described.layout
 
-    def read(self, row: int, column: int) -> Tensor:
-        """A tile; 0 beyond the end."""
+    def read(self, *corner: int) -> Tensor:
+        """A box; 0 beyond the end."""
         found = torch.zeros(self.block_shape, dtype=self.tensor.dtype)
-        part = self.tensor[row : row + self.block_shape[0], column : column + self.block_shape[1]]
-        found[: part.shape[0], : part.shape[1]] = part
+        part = self.tensor[tuple(map(slice, corner, map(sum, zip(corner, self.block_shape, strict=True))))]
+        found[tuple(map(slice, part.shape))] = part
         return found
 
 

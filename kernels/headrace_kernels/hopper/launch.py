@@ -43,15 +43,18 @@ def tile_descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor
     return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
 
 
-def row_descriptor(vector: Tensor, columns: int) -> TensorDescriptor:
-    """Descriptor by which the copy engine reads parts of a vector, as matrices of one row.
+def box_descriptor(view: Tensor, box: list[int], swizzled: bool = True) -> TensorDescriptor:
+    """Descriptor by which the copy engine reads boxes of a view in one copy.
 
     Args:
-        vector: [num_columns], contiguous, at a multiple of 16 bytes.
-        columns: Numbers of a part, in multiples of 16 bytes.
+        view: Of up to five dimensions, of which the last is contiguous; the others' strides are
+            multiples of 16 bytes.
+        box: Sizes of a box. Its numbers lie in shared memory in the order of the dimensions.
+        swizzled: Rows of 128 bytes lie such that no read of a tile waits for a bank.
     """
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=vector.element_size() * 8, rank=2)
-    return TensorDescriptor.from_tensor(vector[None], [1, columns], layout)
+    width = _WIDEST_SWIZZLE if swizzled else 0
+    layout = gl.NVMMASharedLayout(width, element_bitwidth=view.element_size() * 8, rank=view.ndim)
+    return TensorDescriptor.from_tensor(view, box, layout)
 
 
 def programs_at_a_time(num_warps: int, registers: int, slot_bytes: int) -> int:

@@ -11,6 +11,8 @@ Triton does not run.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -33,19 +35,8 @@ from headrace_kernels.triton_runtime import uses_triton
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536
-# Rows from which the kernel for sm_90 multiplies, and its tiles: of a gate and up projection, an
-# output head, products of enough outputs for two programs of 64 to three multiprocessors, and
-# others. All products of an 8B Llama take 3.73 ms at 2 rows and 3.85 at 9 on an H200; with the
-# tiles of `launch_rule`, or by cuBLAS and separate operations, 3.99 and 4.28 (docs/experiments.md,
-# "Launch rules of products").
+# Rows from which the kernel for sm_90 multiplies.
 _FEWEST_STREAM_ROWS = 2
-# Rows up to which that kernel norms them as well, where it multiplies by no gate: 32 layers'
-# products take an H200 3.48 ms so with 8 rows, and 3.53 behind norms of their own. With 9 rows QKV
-# takes 0.5 us longer so, and gate and up 0.3 us less (docs/experiments.md, "norms inside products
-# of few rows").
-_MOST_NORMED_ROWS = 8
-_GATE_UP_STREAMS, _HEAD_STREAMS = StreamTile(1, 2, 6), StreamTile(2, 2, 4)
-_MANY_STREAMS, _FEW_STREAMS = StreamTile(1, 2, 10), StreamTile(2, 2, 8)
 # Inputs from which the rows of a weight are so long that a program takes four.
 _LONG_INPUTS = 8192
 # Warps of a product of one row that is launched early, and inputs of a block for each: four ask for
@@ -56,6 +47,23 @@ _EARLY_WARPS, _LONG_GATED_WARPS, _EARLY_WARP_INPUTS = 4, 8, 256
 # Inputs up to which their programs have four outputs, without SwiGLU: a layer of gpt-oss-20b takes
 # 46.8 us so, and 48.0 if those of 2,880 inputs have two; if those of 4,096 have four, 48.5.
 _MOST_INPUTS_OF_FOUR = 3072
+
+
+class _StreamTiles(NamedTuple):
+    """The tiles of the kernel for sm_90, by what is multiplied."""
+
+    gate_up: StreamTile
+    head: StreamTile
+    # Enough outputs for two programs of 64 to three multiprocessors.
+    many_outputs: StreamTile
+    few_outputs: StreamTile
+
+
+# Of up to 8 rows and of more: a step of an 8B Llama takes an H200 4.00 ms with 8 rows and 4.20 with
+# 16, and 4.16 and 4.40 with the tiles of before, a copy for each 64 inputs and sums added last
+# (docs/experiments.md, "one copy for a step of few rows").
+_TILES_OF_8 = _StreamTiles(StreamTile(2, 2, 3), StreamTile(2, 2, 4), StreamTile(1, 2, 10), StreamTile(2, 2, 8))
+_TILES_OF_16 = _StreamTiles(StreamTile(1, 4, 3), StreamTile(1, 2, 5), StreamTile(1, 4, 5), StreamTile(2, 2, 8))
 
 
 def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = False, early: bool = False) -> Tile:
@@ -95,16 +103,22 @@ def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTil
     """The tile of a product by `dense_small_batch_sm90`; None: other kernels multiply."""
     if not _FEWEST_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_streams(weight):
         return None
+    tiles = _TILES_OF_8 if num_rows <= 8 else _TILES_OF_16
     if gated:
-        return _GATE_UP_STREAMS
+        return tiles.gate_up
     if weight.shape[0] >= _HEAD_OUTPUTS:
-        return _HEAD_STREAMS
-    return _MANY_STREAMS if 3 * weight.shape[0] >= 2 * 64 * card.multiprocessors(weight.device) else _FEW_STREAMS
+        return tiles.head
+    has_many = 3 * weight.shape[0] >= 2 * 64 * card.multiprocessors(weight.device)
+    return tiles.many_outputs if has_many else tiles.few_outputs
 
 
-def _norms_inside(x: Tensor, gated: bool) -> bool:
-    """Whether the kernel for sm_90 norms x itself, which it does in bf16 alone."""
-    return x.dtype == torch.bfloat16 and (gated or len(x) <= _MOST_NORMED_ROWS)
+def _norms_inside(x: Tensor, tile: StreamTile) -> bool:
+    """Whether the kernel for sm_90 norms x itself, which it does in bf16 alone.
+
+    With more than 8 rows in slices side by side that takes longer than a launch before it: 8B's QKV
+    17.4 us on an H200, 14.9 without a norm, which takes 0.6 alone.
+    """
+    return x.dtype == torch.bfloat16 and (len(x) <= 8 or tile.slices == 1)
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
@@ -165,7 +179,7 @@ def _multiply(
         tile = launch_rule(x.shape[0], out.shape[1], x.shape[1], gated, early)
         multiply(x, weight, bias, out, tile, norm, gated, add, early)
     else:
-        if norm is not None and not _norms_inside(x, gated):
+        if norm is not None and not _norms_inside(x, streams):
             x, norm = rms_norm(x, *norm), None
         multiply_streams(x, weight, bias, out, streams, norm, gated, add, is_parameter)
 

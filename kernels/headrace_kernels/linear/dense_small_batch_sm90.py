@@ -13,8 +13,10 @@ up in the end, and the others are left out. Tensor cores so do SLICES times the 
 nothing where the weight's way from memory does.
 
 A step is 64 SUBS inputs of each slice, which the copy engine brings to shared memory SLOTS - 1
-steps ahead, outputs and rows beyond the end as zeros. Sums are fp32 in an order that depends on the
-tile alone.
+steps ahead, outputs and rows beyond the end as zeros. It brings a step's weight in one copy, and x
+in another: the compiler puts a barrier before each copy, so that a copy for each tile of 64 inputs
+took longer to ask for than the products take, and kept x from the first of them. Sums are fp32 in
+an order that depends on the tile alone.
 
 **The norm.** A program reads all inputs of its rows anyway, so it can norm them without a launch
 before it: with the norm's weight g, y = (W (g x)) / rms(x). The copy engine brings g with the
@@ -51,9 +53,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace_kernels import card
-from headrace_kernels.hopper.launch import aligned, row_descriptor, tile_descriptor
+from headrace_kernels.hopper.launch import aligned, box_descriptor
 from headrace_kernels.hopper.ring import (
     advance,
     grid_before_is_done,
@@ -110,44 +113,27 @@ def _step_bytes(tile: StreamTile, num_rows: int, gated: bool, norm_itemsize: int
 
 
 @gluon.jit
-def _copy_weight(
-    weight_desc, arrived, weight_smem, slot, first_n, k,
-    AWAY: gl.constexpr, SHARE: gl.constexpr, SLICES: gl.constexpr, SUBS: gl.constexpr, SIDES: gl.constexpr,
-    STEP_BYTES: gl.constexpr,
-):  # fmt: skip
-    """A step's weight: of each slice the inputs from its k-th on."""
-    mbarrier.expect(arrived.index(slot), STEP_BYTES)
-    for sub in gl.static_range(SUBS):
-        for side in gl.static_range(SIDES):
-            for part in gl.static_range(SLICES):
-                place = weight_smem.index(((slot * SUBS + sub) * SIDES + side) * SLICES + part)
-                corner = [first_n + side * AWAY, k + part * SHARE + sub * 64]
-                tma.async_copy_global_to_shared(weight_desc, corner, arrived.index(slot), place)
+def _copy_weight(weight_desc, arrived, weight_smem, slot, first_n, step, SUBS: gl.constexpr):
+    """A step's weight, of the outputs from `first_n` on."""
+    corner = [step * SUBS, 0, 0, first_n, 0]
+    tma.async_copy_global_to_shared(weight_desc, corner, arrived.index(slot), weight_smem.index(slot))
 
 
 @gluon.jit
-def _copy_x(
-    x_desc, arrived, x_smem, slot, k,
-    SHARE: gl.constexpr, SLICES: gl.constexpr, SUBS: gl.constexpr,
-):  # fmt: skip
+def _copy_x(x_desc, arrived, x_smem, slot, step, SUBS: gl.constexpr):
     """A step's inputs of all rows, the same as of the weight."""
-    for sub in gl.static_range(SUBS):
-        for part in gl.static_range(SLICES):
-            place = x_smem.index((slot * SUBS + sub) * SLICES + part)
-            tma.async_copy_global_to_shared(x_desc, [0, k + part * SHARE + sub * 64], arrived.index(slot), place)
+    tma.async_copy_global_to_shared(x_desc, [step * SUBS, 0, 0, 0], arrived.index(slot), x_smem.index(slot))
 
 
 @gluon.jit
-def _copy_norm(norm_desc, arrived, norm_smem, slot, k, SHARE: gl.constexpr, SLICES: gl.constexpr):
-    """A step's numbers of the norm's weight, a slice at a time."""
-    for part in gl.static_range(SLICES):
-        place = norm_smem.index(slot * SLICES + part)
-        tma.async_copy_global_to_shared(norm_desc, [0, k + part * SHARE], arrived.index(slot), place)
+def _copy_norm(norm_desc, arrived, norm_smem, slot, step, SUBS: gl.constexpr):
+    """A step's numbers of the norm's weight."""
+    tma.async_copy_global_to_shared(norm_desc, [0, step * SUBS * 64], arrived.index(slot), norm_smem.index(slot))
 
 
 @gluon.jit
 def _scale_x(
-    x_smem, norm_smem, slot, squares,
+    x_parts, norm_smem, slot, squares,
     SLICES: gl.constexpr, SUBS: gl.constexpr, DTYPE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Multiplies a step's x by the norm's weight where it lies, and adds up the squares of x.
@@ -157,13 +143,13 @@ def _scale_x(
     scaled = ()
     for sub in gl.static_range(SUBS):
         for part in gl.static_range(SLICES):
-            x = x_smem.index((slot * SUBS + sub) * SLICES + part).load(LAYOUT).to(gl.float32)
-            g = norm_smem.index(slot * SLICES + part).slice(sub * 64, 64, 1).load(LAYOUT).to(gl.float32)
+            x = x_parts.index((slot * SUBS + sub) * SLICES + part).load(LAYOUT).to(gl.float32)
+            g = norm_smem.index(slot).slice(part, 1, 0).slice(sub * 64, 64, 1).load(LAYOUT).to(gl.float32)
             squares += x * x
             scaled = scaled + ((x * g).to(DTYPE),)
     # All loads come before the first store, because the compiler puts a barrier between them.
     for part in gl.static_range(SUBS * SLICES):
-        x_smem.index(slot * (SUBS * SLICES) + part).store(scaled[part])
+        x_parts.index(slot * (SUBS * SLICES) + part).store(scaled[part])
     return squares
 
 
@@ -180,17 +166,21 @@ def _begin_products(lefts, rights, slot, y, up, SUBS: gl.constexpr, SIDES: gl.co
 
 
 @gluon.jit
-def _diagonal(sums, MMA: gl.constexpr, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
-    """Adds up the blocks on the diagonal: [BLOCK_N, ROWS] of [SLICES BLOCK_N, SLICES ROWS]."""
+def _diagonal(sums, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, STORE: gl.constexpr):
+    """Adds up the blocks on the diagonal: [BLOCK_N, ROWS] in STORE of [SLICES BLOCK_N, SLICES ROWS].
+
+    They change threads once, through shared memory, out of which each block is read by itself.
+    """
     if SLICES > 1:
-        of_output = gl.arange(0, SLICES * BLOCK_N, layout=gl.SliceLayout(1, MMA)) // BLOCK_N
-        of_row = gl.arange(0, SLICES * ROWS, layout=gl.SliceLayout(0, MMA)) // ROWS
-        own = gl.where(gl.expand_dims(of_output, 1) == gl.expand_dims(of_row, 0), sums, 0.0)
-        FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [gl.num_warps(), 1], [1, 0])
-        blocks = gl.convert_layout(own, FLAT).reshape((SLICES, BLOCK_N, SLICES, ROWS))
-        added = gl.sum(gl.sum(blocks, 2), 0)
+        # Outputs side by side, as a thread of STORE has them.
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+        smem = gl.allocate_shared_memory(gl.float32, [SLICES * BLOCK_N, SLICES * ROWS], FLAT)
+        smem.store(sums)
+        added = smem.slice(0, BLOCK_N, 0).slice(0, ROWS, 1).load(STORE)
+        for part in gl.static_range(1, SLICES):
+            added += smem.slice(part * BLOCK_N, BLOCK_N, 0).slice(part * ROWS, ROWS, 1).load(STORE)
     else:
-        added = sums
+        added = gl.convert_layout(sums, STORE)
     return added
 
 
@@ -212,10 +202,10 @@ def _stream_kernel(
     STEPS: gl.constexpr = SHARE // (64 * SUBS)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, SLICES * ROWS, 16])
     first_n = gl.program_id(0) * BLOCK_N
-    weight_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SIDES * SLICES, BLOCK_N, 64], weight_desc.layout)
-    x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * SUBS * SLICES, ROWS, 64], x_desc.layout)
+    weight_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, SUBS, SIDES, SLICES, BLOCK_N, 64], weight_desc.layout)
+    x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, SUBS, SLICES, ROWS, 64], x_desc.layout)
     if NORMED:
-        norm_smem = gl.allocate_shared_memory(norm_desc.dtype, [SLOTS * SLICES, 1, 64 * SUBS], norm_desc.layout)
+        norm_smem = gl.allocate_shared_memory(norm_desc.dtype, [SLOTS, SLICES, 64 * SUBS], norm_desc.layout)
         # Of a row, a thread has 16 bytes where there are 16 rows, and 8 where there are 8.
         X: gl.constexpr = gl.BlockedLayout([1, ROWS // 2], [ROWS // 4, 128 // ROWS], [gl.num_warps(), 1], [1, 0])
         squares = gl.zeros([ROWS, 64], gl.float32, layout=X)
@@ -223,27 +213,41 @@ def _stream_kernel(
     publish_barriers()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
-            _copy_weight(
-                weight_desc, arrived, weight_smem, place, first_n, place * 64 * SUBS,
-                N, SHARE, SLICES, SUBS, SIDES, STEP_BYTES,
-            )  # fmt: skip
+            mbarrier.expect(arrived.index(place), STEP_BYTES)
+            _copy_weight(weight_desc, arrived, weight_smem, place, first_n, place, SUBS)
             if NORMED:
-                _copy_norm(norm_desc, arrived, norm_smem, place, place * 64 * SUBS, SHARE, SLICES)
+                _copy_norm(norm_desc, arrived, norm_smem, place, place, SUBS)
     grid_behind_may_start()
     grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
-            _copy_x(x_desc, arrived, x_smem, place, place * 64 * SUBS, SHARE, SLICES, SUBS)
+            _copy_x(x_desc, arrived, x_smem, place, place, SUBS)
+    # Four outputs of a row in a thread. What is added to them is asked for before the products, so
+    # that nothing waits for it behind them.
+    STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
+    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, STORE)), 1)
+    m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, STORE)), 0)
+    places = out_ptr + (m * N + n)
+    mask = (m < M) & (n < N)
+    if ADD:
+        residual = gl.load(places, mask=mask, other=0.0).to(gl.float32)
+    if bias_ptr is not None:
+        bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
+        if GATED:
+            up_bias = gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
     # Slices side by side, as the instruction takes them.
-    lefts = weight_smem._reinterpret(DTYPE, [SLOTS * SUBS * SIDES, 64, 64], weight_desc.layout)
-    rights = x_smem._reinterpret(DTYPE, [SLOTS * SUBS, SLICES * ROWS, 64], x_desc.layout)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    lefts = weight_smem._reinterpret(DTYPE, [SLOTS * SUBS * SIDES, 64, 64], TILE)
+    rights = x_smem._reinterpret(DTYPE, [SLOTS * SUBS, SLICES * ROWS, 64], TILE)
+    if NORMED:
+        x_parts = x_smem._reinterpret(DTYPE, [SLOTS * SUBS * SLICES, ROWS, 64], TILE)
     y = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
     up = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
     slot = 0
     phase = 0
     if NORMED:
         mbarrier.wait(arrived.index(slot), phase)
-        squares = _scale_x(x_smem, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
+        squares = _scale_x(x_parts, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
     # With a norm, a step's x is scaled while the step before is multiplied. So the last step has
     # nothing to scale, and follows the loop: the assembler crashes on a branch, or a fence, while
     # products are under way.
@@ -258,18 +262,16 @@ def _stream_kernel(
         free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
         if ahead < STEPS:
-            _copy_weight(
-                weight_desc, arrived, weight_smem, free_slot, first_n, ahead * 64 * SUBS,
-                N, SHARE, SLICES, SUBS, SIDES, STEP_BYTES,
-            )  # fmt: skip
-            _copy_x(x_desc, arrived, x_smem, free_slot, ahead * 64 * SUBS, SHARE, SLICES, SUBS)
+            mbarrier.expect(arrived.index(free_slot), STEP_BYTES)
+            _copy_weight(weight_desc, arrived, weight_smem, free_slot, first_n, ahead, SUBS)
+            _copy_x(x_desc, arrived, x_smem, free_slot, ahead, SUBS)
             if NORMED:
-                _copy_norm(norm_desc, arrived, norm_smem, free_slot, ahead * 64 * SUBS, SHARE, SLICES)
+                _copy_norm(norm_desc, arrived, norm_smem, free_slot, ahead, SUBS)
         y, up = _begin_products(lefts, rights, slot, y, up, SUBS, SIDES)
         slot, phase = advance(slot, phase, SLOTS)
         if NORMED:
             mbarrier.wait(arrived.index(slot), phase)
-            squares = _scale_x(x_smem, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
+            squares = _scale_x(x_parts, norm_smem, slot, squares, SLICES, SUBS, DTYPE, X)
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
@@ -280,27 +282,21 @@ def _stream_kernel(
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
-    # Four outputs of a row in a thread.
-    STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
-    y = gl.convert_layout(_diagonal(y, MMA, SLICES, BLOCK_N, ROWS), STORE)
-    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, STORE)), 1)
-    m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, STORE)), 0)
+    y = _diagonal(y, SLICES, BLOCK_N, ROWS, STORE)
     if NORMED:
         factors = gl.convert_layout(gl.rsqrt(gl.sum(squares, 1) / K + eps), gl.SliceLayout(0, STORE))
         y *= gl.expand_dims(factors, 0)
     if bias_ptr is not None:
-        y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
+        y += bias
     if GATED:
-        up = gl.convert_layout(_diagonal(up, MMA, SLICES, BLOCK_N, ROWS), STORE)
+        up = _diagonal(up, SLICES, BLOCK_N, ROWS, STORE)
         if NORMED:
             up *= gl.expand_dims(factors, 0)
         if bias_ptr is not None:
-            up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
+            up += up_bias
         y = y / (1.0 + gl.exp(-y)) * up
-    places = out_ptr + (m * N + n)
-    mask = (m < M) & (n < N)
     if ADD:
-        y += gl.load(places, mask=mask, other=0.0).to(gl.float32)
+        y += residual
     gl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -318,6 +314,24 @@ def takes_streams(weight: Tensor) -> bool:
         # Places in a result are 32 bits.
         and weight.shape[0] * MAX_WARPGROUP_ROWS < 1 << 31
     )
+
+
+def _weight_descriptor(weight: Tensor, tile: StreamTile, gated: bool) -> TensorDescriptor:
+    """Steps of a program's outputs: [64 inputs, gate or up, slice, output, input]."""
+    sides, share = 2 if gated else 1, weight.shape[1] // tile.slices
+    view = weight.view(sides, -1, tile.slices, share // _WIDTH, _WIDTH).permute(3, 0, 2, 1, 4)
+    return box_descriptor(view, [tile.subs, sides, tile.slices, tile.block_n, _WIDTH])
+
+
+def _x_descriptor(x: Tensor, tile: StreamTile, rows: int) -> TensorDescriptor:
+    """Steps of all rows: [64 inputs, slice, row, input]."""
+    view = x.view(len(x), tile.slices, -1, _WIDTH).permute(2, 1, 0, 3)
+    return box_descriptor(view, [tile.subs, tile.slices, rows, _WIDTH])
+
+
+def _norm_descriptor(norm_weight: Tensor, tile: StreamTile) -> TensorDescriptor:
+    """Steps of a norm's weight: [slice, input]."""
+    return box_descriptor(norm_weight.view(tile.slices, -1), [tile.slices, tile.subs * _WIDTH], swizzled=False)
 
 
 def multiply_streams(
@@ -352,8 +366,8 @@ def multiply_streams(
     rows = _rows_of(num_rows)
     norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        tile_descriptor(weight, tile.block_n, _WIDTH), tile_descriptor(aligned(x), rows, _WIDTH),
-        None if norm_weight is None else row_descriptor(norm_weight, tile.subs * _WIDTH), bias, out, num_rows, eps,
+        _weight_descriptor(weight, tile, gated), _x_descriptor(aligned(x), tile, rows),
+        None if norm_weight is None else _norm_descriptor(norm_weight, tile), bias, out, num_rows, eps,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,
         STEP_BYTES=_step_bytes(tile, num_rows, gated, 0 if norm_weight is None else norm_weight.itemsize),
         GATED=gated, ADD=add,
@@ -363,7 +377,7 @@ def multiply_streams(
 
 # Slices, parts of 64 inputs, slots.
 _VARIANTS = ((1, 2, 5), (1, 2, 10), (1, 4, 5), (2, 1, 9), (2, 2, 4), (2, 2, 8), (2, 4, 4), (4, 2, 3), (4, 2, 6))
-_GATED_VARIANTS = ((1, 1, 6), (1, 1, 12), (1, 2, 6), (2, 1, 5), (2, 1, 10), (2, 2, 5), (4, 1, 5))
+_GATED_VARIANTS = ((1, 1, 12), (1, 2, 6), (1, 4, 3), (2, 1, 5), (2, 1, 10), (2, 2, 3), (4, 1, 5))
 
 
 def stream_variants(gated: bool) -> list[StreamTile]:

@@ -95,16 +95,17 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "dtype", "qkv_inside", "gates_inside"),
+    ("num_rows", "dtype", "slices", "is_inside"),
     [
-        (2, torch.bfloat16, True, True),
-        (8, torch.bfloat16, True, True),
-        (9, torch.bfloat16, False, True),
-        (8, torch.float16, False, False),
+        (2, torch.bfloat16, 2, True),
+        (8, torch.bfloat16, 4, True),
+        (9, torch.bfloat16, 1, True),
+        (9, torch.bfloat16, 2, False),
+        (8, torch.float16, 1, False),
     ],
 )
-def test_the_kernel_norms_few_rows_of_bf16_and_a_kernel_before_it_others(
-    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, qkv_inside: bool, gates_inside: bool
+def test_the_kernel_norms_bf16_where_that_is_faster_than_a_kernel_before_it(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, slices: int, is_inside: bool
 ) -> None:
     norms: list[object] = []
 
@@ -113,14 +114,13 @@ def test_the_kernel_norms_few_rows_of_bf16_and_a_kernel_before_it_others(
         return x
 
     monkeypatch.setattr(dense_small_batch, "uses_triton", lambda weight: True)
-    monkeypatch.setattr(dense_small_batch, "stream_rule", lambda *product: StreamTile(2, 1, 3))
+    monkeypatch.setattr(dense_small_batch, "stream_rule", lambda *product: StreamTile(slices, 1, 3))
     monkeypatch.setattr(dense_small_batch, "rms_norm", norm_before)
     monkeypatch.setattr(dense_small_batch, "multiply_streams", lambda *given: norms.append(given[5]))
     x, norm_weight, weight = (torch.zeros(*shape, dtype=dtype) for shape in ((num_rows, 512), (512,), (64, 512)))
     dense_small_batch.norm_linear(x, norm_weight, EPS, weight, None)
     dense_small_batch.norm_swiglu(x, norm_weight, EPS, weight, None)
-    expected = [[(norm_weight, EPS)] if inside else ["before", None] for inside in (qkv_inside, gates_inside)]
-    assert norms == expected[0] + expected[1]
+    assert norms == 2 * ([(norm_weight, EPS)] if is_inside else ["before", None])
 
 
 def test_a_wait_that_is_missing_shows() -> None:
@@ -200,9 +200,11 @@ def test_a_card_agrees_with_fp64(outputs: int, inputs: int, gated: bool, dtype: 
     ("outputs", "inputs", "gated", "tile"),
     [
         (6144, 4096, False, StreamTile(1, 2, 10)),
+        (6144, 4096, False, StreamTile(1, 4, 5)),
         (1010, 1536, False, StreamTile(2, 2, 8)),
         (1024, 2560, False, StreamTile(4, 2, 3)),
-        (14_336, 4096, True, StreamTile(1, 2, 6)),
+        (14_336, 4096, True, StreamTile(2, 2, 3)),
+        (14_336, 4096, True, StreamTile(1, 4, 3)),
         (1000, 2560, True, StreamTile(2, 1, 5)),
     ],
 )

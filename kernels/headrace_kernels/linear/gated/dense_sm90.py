@@ -34,7 +34,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from headrace_kernels import card
-from headrace_kernels.hopper.launch import aligned, tile_descriptor
+from headrace_kernels.hopper.launch import aligned, box_descriptor, tile_descriptor
 from headrace_kernels.hopper.ring import (
     advance,
     grid_before_is_done,
@@ -72,30 +72,29 @@ class GatedTile(NamedTuple):
 
 
 @gluon.jit
-def _copy_piece(desc, arrived, smem, slot, first_n, k, N: gl.constexpr):
-    """A piece's gate, and up behind it."""
-    tma.async_copy_global_to_shared(desc, [first_n, k], arrived.index(slot), smem.index(2 * slot))
-    tma.async_copy_global_to_shared(desc, [first_n + N, k], arrived.index(slot), smem.index(2 * slot + 1))
+def _copy_piece(desc, arrived, smem, slot, first_n, k):
+    """A piece's gate and up."""
+    tma.async_copy_global_to_shared(desc, [0, first_n, k], arrived.index(slot), smem.index(slot))
 
 
 @gluon.jit
 def _copy_weight(
     desc_0, desc_1, desc_2, arrived, smem_0, smem_1, smem_2, slot, first_n, k,
-    N: gl.constexpr, W_0: gl.constexpr, W_1: gl.constexpr, W_2: gl.constexpr, STEP_BYTES: gl.constexpr,
+    W_0: gl.constexpr, W_1: gl.constexpr, W_2: gl.constexpr, STEP_BYTES: gl.constexpr,
 ):  # fmt: skip
     """A step's weight: 64 inputs from k on."""
     mbarrier.expect(arrived.index(slot), STEP_BYTES)
-    _copy_piece(desc_0, arrived, smem_0, slot, first_n, k, N)
+    _copy_piece(desc_0, arrived, smem_0, slot, first_n, k)
     if W_1:
-        _copy_piece(desc_1, arrived, smem_1, slot, first_n + W_0, k, N)
+        _copy_piece(desc_1, arrived, smem_1, slot, first_n + W_0, k)
     if W_2:
-        _copy_piece(desc_2, arrived, smem_2, slot, first_n + (W_0 + W_1), k, N)
+        _copy_piece(desc_2, arrived, smem_2, slot, first_n + (W_0 + W_1), k)
 
 
 @gluon.jit
-def _pairs(smem, desc, WIDTH: gl.constexpr, SLOTS: gl.constexpr):
-    """A piece's slots, each with gate and up as one operand."""
-    return smem._reinterpret(desc.dtype, [SLOTS, 2 * WIDTH, 64], desc.layout)
+def _pairs(smem, x_desc, WIDTH: gl.constexpr, SLOTS: gl.constexpr):
+    """A piece's slots, each with gate and up as one operand, which lies as tiles of x do."""
+    return smem._reinterpret(x_desc.dtype, [SLOTS, 2 * WIDTH, 64], x_desc.layout)
 
 
 @gluon.jit
@@ -134,20 +133,20 @@ def _gated_kernel(
     first_m = gl.program_id(0) * BLOCK_M
     first_n = gl.program_id(1) * (W_0 + W_1 + W_2)
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, BLOCK_M, 64], x_desc.layout)
-    smem_0 = gl.allocate_shared_memory(DTYPE, [SLOTS * 2, W_0, 64], desc_0.layout)
+    smem_0 = gl.allocate_shared_memory(DTYPE, [SLOTS, 2, W_0, 64], desc_0.layout)
     smem_1 = smem_0
     smem_2 = smem_0
     if W_1:
-        smem_1 = gl.allocate_shared_memory(DTYPE, [SLOTS * 2, W_1, 64], desc_1.layout)
+        smem_1 = gl.allocate_shared_memory(DTYPE, [SLOTS, 2, W_1, 64], desc_1.layout)
     if W_2:
-        smem_2 = gl.allocate_shared_memory(DTYPE, [SLOTS * 2, W_2, 64], desc_2.layout)
+        smem_2 = gl.allocate_shared_memory(DTYPE, [SLOTS, 2, W_2, 64], desc_2.layout)
     arrived = new_barriers(SLOTS)
     publish_barriers()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             _copy_weight(
                 desc_0, desc_1, desc_2, arrived, smem_0, smem_1, smem_2, place, first_n, place * 64,
-                N, W_0, W_1, W_2, STEP_BYTES,
+                W_0, W_1, W_2, STEP_BYTES,
             )  # fmt: skip
     grid_behind_may_start()
     grid_before_is_done()
@@ -155,15 +154,15 @@ def _gated_kernel(
         if place < STEPS:
             tma.async_copy_global_to_shared(x_desc, [first_m, place * 64], arrived.index(place), x_smem.index(place))
     MMA_0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * W_0, 16])
-    pairs_0 = _pairs(smem_0, desc_0, W_0, SLOTS)
+    pairs_0 = _pairs(smem_0, x_desc, W_0, SLOTS)
     sums_0 = gl.zeros([BLOCK_M, 2 * W_0], gl.float32, layout=MMA_0)
     if W_1:
         MMA_1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * W_1, 16])
-        pairs_1 = _pairs(smem_1, desc_1, W_1, SLOTS)
+        pairs_1 = _pairs(smem_1, x_desc, W_1, SLOTS)
         sums_1 = gl.zeros([BLOCK_M, 2 * W_1], gl.float32, layout=MMA_1)
     if W_2:
         MMA_2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, 2 * W_2, 16])
-        pairs_2 = _pairs(smem_2, desc_2, W_2, SLOTS)
+        pairs_2 = _pairs(smem_2, x_desc, W_2, SLOTS)
         sums_2 = gl.zeros([BLOCK_M, 2 * W_2], gl.float32, layout=MMA_2)
     slot = 0
     phase = 0
@@ -189,7 +188,7 @@ def _gated_kernel(
         if ahead < STEPS:
             _copy_weight(
                 desc_0, desc_1, desc_2, arrived, smem_0, smem_1, smem_2, free_slot, first_n, ahead * 64,
-                N, W_0, W_1, W_2, STEP_BYTES,
+                W_0, W_1, W_2, STEP_BYTES,
             )  # fmt: skip
             free = x_smem.index(free_slot)
             tma.async_copy_global_to_shared(x_desc, [first_m, ahead * 64], arrived.index(free_slot), free)
@@ -238,9 +237,10 @@ def multiply_gated(
     assert tile.widths[0] and x.dtype == weight.dtype
     # Places in a result are 32 bits.
     assert (num_rows + tile.block_m) * num_outputs < 1 << 31
+    sides = weight.view(2, num_outputs, num_inputs)
     # Programs of the same outputs follow each other, so that their weight is read from memory once.
     _gated_kernel[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(num_outputs, tile.block_n))](
-        *(tile_descriptor(weight, width or tile.widths[0], _STEP_INPUTS) for width in tile.widths),
+        *(box_descriptor(sides, [2, width or tile.widths[0], _STEP_INPUTS]) for width in tile.widths),
         tile_descriptor(aligned(x), tile.block_m, _STEP_INPUTS), bias, out, num_rows,
         N=num_outputs, K=num_inputs, BLOCK_M=tile.block_m, W_0=tile.widths[0], W_1=tile.widths[1],
         W_2=tile.widths[2], SLOTS=tile.slots, STEP_BYTES=tile.step_bytes, IS_GELU=activation == "gelu_tanh",
