@@ -330,7 +330,8 @@ def launch_streams(num_rows: int, product: _Product, has_bias: bool = False) -> 
     x = torch.empty(num_rows, product.num_inputs, dtype=torch.bfloat16)
     bias = torch.empty(len(weight), dtype=torch.bfloat16) if has_bias else None
     out = torch.empty(num_rows, product.num_outputs, dtype=product.out_dtype)
-    norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if product.normed else None
+    is_inside = product.normed and dense_small_batch._norms_inside(x, tile, product.gated)
+    norm = (torch.empty(product.num_inputs, dtype=torch.bfloat16), 1e-5) if is_inside else None
     dense_small_batch_sm90.multiply_streams(x, weight, bias, out, tile, norm, product.gated, product.add)
 
 
@@ -355,8 +356,8 @@ def compile_small_linear(arch: int) -> list[Any]:
         if arch == 90:
             stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
             stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
-            for product in _PRODUCTS[:-1]:
-                launch_streams(12, product)
+            for num_rows, product in itertools.product((12, 24), _PRODUCTS[:-1]):
+                launch_streams(num_rows, product)
             for product in _NORMED_STREAMS:
                 launch_streams(8, product, has_bias=True)
             for product in _EARLY_PRODUCTS:

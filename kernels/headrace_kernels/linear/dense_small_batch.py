@@ -23,6 +23,7 @@ from headrace_kernels.linear.dense_small_batch_sm90 import (
     MAX_WARPGROUP_ROWS,
     StreamTile,
     multiply_streams,
+    rows_class,
     takes_streams,
 )
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
@@ -59,11 +60,18 @@ class _StreamTiles(NamedTuple):
     few_outputs: StreamTile
 
 
-# Of up to 8 rows and of more: a step of an 8B Llama takes an H200 4.00 ms with 8 rows and 4.20 with
-# 16, and 4.16 and 4.40 with the tiles of before, a copy for each 64 inputs and sums added last
-# (docs/experiments.md, "one copy for a step of few rows").
-_TILES_OF_8 = _StreamTiles(StreamTile(2, 2, 3), StreamTile(2, 2, 4), StreamTile(1, 2, 10), StreamTile(2, 2, 8))
-_TILES_OF_16 = _StreamTiles(StreamTile(1, 4, 3), StreamTile(1, 2, 5), StreamTile(1, 4, 5), StreamTile(2, 2, 8))
+# By the class of rows. A step of an 8B Llama takes an H200 4.00 ms with 8 rows and 4.20 with 16, and
+# 4.16 and 4.40 with a copy for each 64 inputs and the tiles that were best then (docs/experiments.md,
+# "one copy for a step of few rows"). With 32 rows attention's output takes 9.5 us, by cuBLAS with the
+# addition 13.7.
+_TILES = {
+    8: _StreamTiles(StreamTile(2, 2, 3), StreamTile(2, 2, 4), StreamTile(1, 2, 10), StreamTile(2, 2, 8)),
+    16: _StreamTiles(StreamTile(1, 4, 3), StreamTile(1, 2, 5), StreamTile(1, 4, 5), StreamTile(2, 2, 8)),
+    32: _StreamTiles(StreamTile(1, 2, 5), StreamTile(1, 2, 4), StreamTile(1, 4, 4), StreamTile(2, 2, 6)),
+}
+# Outputs from which more than 16 rows are multiplied so: enough for half of the multiprocessors.
+# Not measured: with fewer, libraries split the inputs.
+_LEAST_OUTPUTS_OF_32 = 2048
 
 
 def launch_rule(num_rows: int, num_outputs: int, num_inputs: int, gated: bool = False, early: bool = False) -> Tile:
@@ -103,7 +111,10 @@ def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTil
     """The tile of a product by `dense_small_batch_sm90`; None: other kernels multiply."""
     if not _FEWEST_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_streams(weight):
         return None
-    tiles = _TILES_OF_8 if num_rows <= 8 else _TILES_OF_16
+    rows = rows_class(num_rows)
+    if rows == MAX_WARPGROUP_ROWS and weight.shape[0] < _LEAST_OUTPUTS_OF_32:
+        return None
+    tiles = _TILES[rows]
     if gated:
         return tiles.gate_up
     if weight.shape[0] >= _HEAD_OUTPUTS:
@@ -112,13 +123,16 @@ def stream_rule(num_rows: int, weight: Tensor, gated: bool = False) -> StreamTil
     return tiles.many_outputs if has_many else tiles.few_outputs
 
 
-def _norms_inside(x: Tensor, tile: StreamTile) -> bool:
+def _norms_inside(x: Tensor, tile: StreamTile, gated: bool) -> bool:
     """Whether the kernel for sm_90 norms x itself, which it does in bf16 alone.
 
-    With more than 8 rows in slices side by side that takes longer than a launch before it: 8B's QKV
-    17.4 us on an H200, 14.9 without a norm, which takes 0.6 alone.
+    With more than 8 rows in slices side by side that takes longer than a launch before it (8B's QKV
+    takes an H200 17.4 us so, and 14.9 without a norm, which takes 0.6 alone), and with more than 16
+    beside a gate's sums as well (66 us and 57).
     """
-    return x.dtype == torch.bfloat16 and (len(x) <= 8 or tile.slices == 1)
+    if x.dtype != torch.bfloat16:
+        return False
+    return len(x) <= 8 or (tile.slices == 1 and (len(x) <= 16 or not gated))
 
 
 def fuses(num_rows: int, weight: Tensor) -> bool:
@@ -179,7 +193,7 @@ def _multiply(
         tile = launch_rule(x.shape[0], out.shape[1], x.shape[1], gated, early)
         multiply(x, weight, bias, out, tile, norm, gated, add, early)
     else:
-        if norm is not None and not _norms_inside(x, streams):
+        if norm is not None and not _norms_inside(x, streams, gated):
             x, norm = rms_norm(x, *norm), None
         multiply_streams(x, weight, bias, out, streams, norm, gated, add, is_parameter)
 

@@ -1,4 +1,4 @@
-"""The kernel of 2 to 16 rows for plain weights of 16 bits, on sm_90.
+"""The kernel of 2 to 32 rows for plain weights of 16 bits, on sm_90.
 
 Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying; which rows
 take it is `linear.dense_small_batch`'s. It is written in Gluon, because the order of copies and
@@ -66,8 +66,9 @@ from headrace_kernels.hopper.ring import (
     slot_before,
 )
 
-# Rows of a program, at most.
-MAX_WARPGROUP_ROWS = 16
+# Rows that a program multiplies: those of a product are the first of these that has room.
+ROW_CLASSES = (8, 16, 32)
+MAX_WARPGROUP_ROWS = ROW_CLASSES[-1]
 # Outputs of an instruction, and inputs that the copy engine's widest pattern has.
 _WIDTH = 64
 _NUM_WARPS = 4
@@ -100,15 +101,15 @@ class StreamTile(NamedTuple):
         return self.slots * _step_bytes(self, num_rows, gated, norm_itemsize)
 
 
-def _rows_of(num_rows: int) -> int:
-    """Rows that a program multiplies: the class of a number of rows."""
-    return 8 if num_rows <= 8 else MAX_WARPGROUP_ROWS
+def rows_class(num_rows: int) -> int:
+    """Rows that a program multiplies, of `ROW_CLASSES`."""
+    return next(rows for rows in ROW_CLASSES if num_rows <= rows)
 
 
 def _step_bytes(tile: StreamTile, num_rows: int, gated: bool, norm_itemsize: int) -> int:
     """Bytes that the copy engine brings for a step: of the weight, x, and the norm's weight."""
     sides = 2 if gated else 1
-    numbers = sides * _WIDTH + tile.slices * _rows_of(num_rows)
+    numbers = sides * _WIDTH + tile.slices * rows_class(num_rows)
     return tile.subs * _WIDTH * (2 * numbers + tile.slices * norm_itemsize)
 
 
@@ -206,7 +207,7 @@ def _stream_kernel(
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, SUBS, SLICES, ROWS, 64], x_desc.layout)
     if NORMED:
         norm_smem = gl.allocate_shared_memory(norm_desc.dtype, [SLOTS, SLICES, 64 * SUBS], norm_desc.layout)
-        # Of a row, a thread has 16 bytes where there are 16 rows, and 8 where there are 8.
+        # Of a row, a thread has as many bytes as there are rows.
         X: gl.constexpr = gl.BlockedLayout([1, ROWS // 2], [ROWS // 4, 128 // ROWS], [gl.num_warps(), 1], [1, 0])
         squares = gl.zeros([ROWS, 64], gl.float32, layout=X)
     arrived = new_barriers(SLOTS)
@@ -363,7 +364,7 @@ def multiply_streams(
     assert 1 <= num_rows <= MAX_WARPGROUP_ROWS and weight.shape == (num_outputs * (2 if gated else 1), num_inputs)
     assert num_inputs % (tile.slices * tile.subs * _WIDTH) == 0 and tile.slots >= 2 and out.is_contiguous()
     assert norm is None or (x.dtype == torch.bfloat16 and norm[0].shape == (num_inputs,))
-    rows = _rows_of(num_rows)
+    rows = rows_class(num_rows)
     norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         _weight_descriptor(weight, tile, gated), _x_descriptor(aligned(x), tile, rows),

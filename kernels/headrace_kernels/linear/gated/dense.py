@@ -16,10 +16,11 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.hopper.launch import MOST_SLOT_BYTES
 from headrace_kernels.linear.dense import linear, linear_reference
-from headrace_kernels.linear.dense_small_batch_sm90 import MAX_WARPGROUP_ROWS
 from headrace_kernels.linear.gated.dense_sm90 import GatedTile, multiply_gated, takes_gated
 from headrace_kernels.swiglu import Activation, swiglu, swiglu_reference
 
+# Fewest rows: with fewer, products of one kernel or a library and SwiGLU after it were not slower.
+_LEAST_ROWS = 17
 # Most rows, which are a program's. A step of an 8B Llama takes an H200 6,152 us at 64 rows, with
 # cuBLAS and SwiGLU 6,280; with programs of 128 rows 8,228 and 8,116 at 128 (docs/experiments.md,
 # "Launch rules of products").
@@ -89,6 +90,6 @@ def gated_rule(num_rows: int, weight: Tensor) -> GatedTile | None:
         num_rows: Rows of the step, padding included.
         weight: [2 * size, in].
     """
-    if not MAX_WARPGROUP_ROWS < num_rows <= _MOST_ROWS or weight.shape[1] < _LEAST_INPUTS or not takes_gated(weight):
+    if not _LEAST_ROWS <= num_rows <= _MOST_ROWS or weight.shape[1] < _LEAST_INPUTS or not takes_gated(weight):
         return None
     return gated_tile(weight.shape[0] // 2, card.multiprocessors(weight.device))
