@@ -60,10 +60,10 @@ class _StreamTiles(NamedTuple):
     few_outputs: StreamTile
 
 
-# By the class of rows. A step of an 8B Llama takes an H200 4.00 ms with 8 rows and 4.20 with 16, and
-# 4.16 and 4.40 with a copy for each 64 inputs and the tiles that were best then (docs/experiments.md,
-# "one copy for a step of few rows"). With 32 rows attention's output takes 9.5 us, by cuBLAS with the
-# addition 13.7.
+# By the class of rows. A step of an 8B Llama takes an H200 4.00 ms with 8 rows and 4.20 with 16,
+# and 4.16 and 4.40 with a copy for each 64 inputs and the tiles that were best then. With 32 rows
+# attention's output takes 9.5 us, by cuBLAS with the addition 13.7 (docs/experiments.md, "one copy
+# for a step of few rows").
 _TILES = {
     8: _StreamTiles(StreamTile(2, 2, 3), StreamTile(2, 2, 4), StreamTile(1, 2, 10), StreamTile(2, 2, 8)),
     16: _StreamTiles(StreamTile(1, 4, 3), StreamTile(1, 2, 5), StreamTile(1, 4, 5), StreamTile(2, 2, 8)),

@@ -168,7 +168,7 @@ def _begin_products(lefts, rights, slot, y, up, SUBS: gl.constexpr, SIDES: gl.co
 
 @gluon.jit
 def _diagonal(sums, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, STORE: gl.constexpr):
-    """Adds up the blocks on the diagonal: [BLOCK_N, ROWS] in STORE of [SLICES BLOCK_N, SLICES ROWS].
+    """Adds up the diagonal's blocks of [SLICES BLOCK_N, SLICES ROWS]: [BLOCK_N, ROWS] in STORE.
 
     They change threads once, through shared memory, out of which each block is read by itself.
     """
