@@ -23,6 +23,9 @@ dequantized one after the other to save registers; with SwiGLU the first of two 
 the second the other half's. Sums are fp32 in an order that depends on the tile alone: no atomics,
 the same bits every time. With several splits of the inputs they go to memory, where `_end_kernel`
 adds them; bias, SwiGLU and residual stream come in whichever kernel is last.
+
+A program starts while the kernel before still runs, and has its first steps' words copied before it
+waits for what that kernel writes (`dense_small_batch_sm90`): no kernel writes a weight's words.
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -42,9 +45,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from headrace_kernels import card
+from headrace_kernels import card, early_launch
 from headrace_kernels.hopper.launch import aligned
-from headrace_kernels.hopper.ring import next_slot, slot_before
+from headrace_kernels.hopper.ring import grid_before_is_done, grid_behind_may_start, next_slot, slot_before
 from headrace_kernels.linear.dense_small_batch_kernels import finish
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.weight_formats.conversions import byte_assembly
@@ -86,38 +89,27 @@ def rows_of(num_rows: int) -> int:
 
 @gluon.jit
 def _copy_words(
-    word_smem, word_ptr, slot, first_word, first_n,
+    word_smem, word_ptr, slot, step, first_n,
     AWAY: gl.constexpr, LAST_N: gl.constexpr, WORDS: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
-    LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """128 words of each output of all sides."""
+    """A step's 128 words of each output of all sides."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [gl.num_warps(), 1], [1, 0])
     i = gl.arange(0, SIDES * SIDE_N, layout=gl.SliceLayout(1, LAYOUT))
     # Outputs beyond the end repeat the last one, and are not stored.
     outputs = gl.minimum(first_n + i + i // SIDE_N * (AWAY - SIDE_N), LAST_N) - first_n
     j = gl.arange(0, 128, layout=gl.SliceLayout(0, LAYOUT))
-    places = word_ptr + first_word + (gl.expand_dims(outputs, 1) * WORDS + gl.expand_dims(j, 0))
+    places = word_ptr + step * 128 + (gl.expand_dims(outputs, 1) * WORDS + gl.expand_dims(j, 0))
     async_copy.async_copy_global_to_shared(word_smem.index(slot), places)
 
 
 @gluon.jit
-def _copy_x(x_smem, x_ptr, slot, first_input, M, K: gl.constexpr, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+def _copy_x(x_smem, x_ptr, slot, step, M, K: gl.constexpr, ROWS: gl.constexpr):
+    """A step's inputs of all rows."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
     m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)), 1)
     k = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(0, LAYOUT)), 0)
     # Rows beyond the end are not read: sums of theirs are not stored.
-    async_copy.async_copy_global_to_shared(x_smem.index(slot), x_ptr + first_input + (m * K + k), mask=m < M)
-
-
-@gluon.jit
-def _copy_step(
-    x_smem, word_smem, x_ptr, word_ptr, slot, step, first_n, M,
-    AWAY: gl.constexpr, LAST_N: gl.constexpr, K: gl.constexpr, SIDE_N: gl.constexpr, SIDES: gl.constexpr,
-    ROWS: gl.constexpr,
-):  # fmt: skip
-    WARPS: gl.constexpr = gl.num_warps()
-    WORD_COPY: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [WARPS, 1], [1, 0])
-    X_COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
-    _copy_x(x_smem, x_ptr, slot, step * 128, M, K, ROWS, X_COPY)
-    _copy_words(word_smem, word_ptr, slot, step * 128, first_n, AWAY, LAST_N, K, SIDE_N, SIDES, WORD_COPY)
+    async_copy.async_copy_global_to_shared(x_smem.index(slot), x_ptr + step * 128 + (m * K + k), mask=m < M)
 
 
 @gluon.constexpr_function
@@ -200,10 +192,13 @@ def _small_batch_8bit_kernel(
     word_smem = gl.allocate_shared_memory(gl.int8, [SLOTS, SIDES * SIDE_N, 128], WORD_LAYOUT)
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
-            _copy_step(
-                x_smem, word_smem, x_ptr, word_ptr, place, first + place, first_n, M,
-                AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS,
-            )  # fmt: skip
+            _copy_words(word_smem, word_ptr, place, first + place, first_n, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES)
+    grid_behind_may_start()
+    grid_before_is_done()
+    # The first group has the words of all steps so far: they have been under way for longer.
+    for place in gl.static_range(SLOTS - 1):
+        if first + place < last:
+            _copy_x(x_smem, x_ptr, place, first + place, M, K, ROWS)
         async_copy.commit_group()
     totals = ()
     for _side in gl.static_range(SIDES):
@@ -216,10 +211,8 @@ def _small_batch_8bit_kernel(
         free_slot = slot_before(slot, SLOTS)
         ahead = step + (SLOTS - 1)
         if ahead < last:
-            _copy_step(
-                x_smem, word_smem, x_ptr, word_ptr, free_slot, ahead, first_n, M,
-                AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES, ROWS,
-            )  # fmt: skip
+            _copy_words(word_smem, word_ptr, free_slot, ahead, first_n, AWAY, WEIGHT_N - 1, K, SIDE_N, SIDES)
+            _copy_x(x_smem, x_ptr, free_slot, ahead, M, K, ROWS)
         async_copy.commit_group()
         totals = _products(x_smem, word_smem, totals, slot, MMA, KIND, DTYPE, SIDE_N, SIDES, ROWS)
         slot = next_slot(slot, SLOTS)
@@ -269,9 +262,12 @@ def _finish(
 @triton.jit(do_not_specialize=["M", "N"])
 def _end_kernel(
     sums_ptr, bias_ptr, out_ptr, M, N,
-    SPLITS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Adds [SPLITS, M, N, or 2 N if GATED] in order."""
+    if EARLY:
+        early_launch.grid_behind_may_start()
+        early_launch.grid_before_is_done()
     row = tl.program_id(1)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total, up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -336,11 +332,14 @@ def multiply_small_batch_8bit(
         N=num_outputs, K=num_inputs, KIND=weight.kind.value, SIDE_N=tile.side_n, SIDES=sides,
         ROWS=rows_of(num_rows), SLOTS=tile.slots,
         GATED=gated, ADD=add and splits == 1, SPLIT=splits > 1, num_warps=tile.num_warps, maxnreg=tile.max_registers,
+        launch_pdl=True,
     )  # fmt: skip
     if splits > 1:
+        early = card.launches_early(x.device)
         _end_kernel[(triton.cdiv(num_outputs, _END_OUTPUTS), num_rows)](
-            target, bias, out, num_rows, num_outputs, SPLITS=splits, GATED=gated, ADD=add, BLOCK=_END_OUTPUTS
-        )
+            target, bias, out, num_rows, num_outputs, SPLITS=splits, GATED=gated, ADD=add, BLOCK=_END_OUTPUTS,
+            EARLY=early, launch_pdl=early,
+        )  # fmt: skip
 
 
 # Outputs of a side, sides, warps, slots, by the most rows that they are for.

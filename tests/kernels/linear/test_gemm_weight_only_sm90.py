@@ -44,8 +44,10 @@ CASES = (
 )
 
 
-def assembly(source: tuple[object, ...], operands: list[torch.Tensor], kind: object) -> torch.Tensor:
-    """What the two pieces of assembly do, by the names that `check` gives them."""
+def assembly(source: tuple[object, ...] | str, operands: list[torch.Tensor], kind: object) -> torch.Tensor:
+    """What the two pieces of assembly do, by the names that `check` gives them; waits do nothing."""
+    if str(source).startswith("griddepcontrol"):
+        return torch.zeros(1)
     dtype = kind.dtype  # type: ignore[attr-defined]
     numbers = [operand.as_subclass(torch.Tensor) for operand in operands]
     if source[0] == "nibbles":
