@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
+from headrace_kernels import early_launch
 from headrace_kernels.hopper.ring import begin_product
 
 # Results of a program of the kernel that ends a product in pieces. Not swept.
@@ -136,9 +137,12 @@ def finish(
 @triton.jit(do_not_specialize=["M", "steps", "share"])
 def _end_kernel(
     sums_ptr, token_scale_ptr, scale_ptr, bias_ptr, out_ptr, M, N, steps, share,
-    PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Adds [PIECES, M, N] in order; most tiles have fewer pieces, and others are not read."""
+    if EARLY:
+        early_launch.grid_behind_may_start()
+        early_launch.grid_before_is_done()
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tile = n // BLOCK_N
@@ -171,7 +175,9 @@ def end_pieces(
         block_n: Outputs of a tile.
     """
     num_rows, num_outputs = out.shape
+    # Pieces are those of kernels for sm_90, which is launched early.
+    early = out.is_cuda
     _end_kernel[(triton.cdiv(num_outputs, _END_OUTPUTS), num_rows)](
         sums, token_scales, scales, bias, out, num_rows, num_outputs, steps, share,
-        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS,
+        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS, EARLY=early, launch_pdl=early,
     )  # fmt: skip

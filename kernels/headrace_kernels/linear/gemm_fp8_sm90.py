@@ -10,6 +10,9 @@ Y^T = W X^T, so that outputs take the 64 rows of an instruction and tokens its c
 128 inputs of BLOCK_N outputs and of BLOCK_M tokens, which the copy engine brings to shared memory
 SLOTS - 1 steps ahead, as they lie in memory (`hopper.ring`). Programs share the line of all steps
 out, and add each step's products in fp32 (`hopper.stream_k`).
+
+A program starts while the kernel before still runs, and has its first steps' weight copied before
+it waits for what that kernel writes (`dense_small_batch_sm90`).
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -32,7 +35,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from headrace_kernels import card
 from headrace_kernels.hopper import stream_k
 from headrace_kernels.hopper.launch import BARRIER_BYTES, aligned, programs_at_a_time, tile_descriptor
-from headrace_kernels.hopper.ring import advance, new_barriers, publish_barriers, slot_before
+from headrace_kernels.hopper.ring import (
+    advance,
+    grid_before_is_done,
+    grid_behind_may_start,
+    new_barriers,
+    publish_barriers,
+    slot_before,
+)
 from headrace_kernels.hopper.stream_k import add_products, end_pieces, finish
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
@@ -84,13 +94,17 @@ class Fp8GemmTile(NamedTuple):
 
 
 @gluon.jit
-def _copy_step(
-    weight_desc, token_desc, arrived, weight_smem, token_smem, slot, first_n, first_m, k,
-    BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr,
+def _copy_weight(
+    weight_desc, arrived, weight_smem, slot, first_n, k, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr
 ):  # fmt: skip
-    """128 inputs from k on. Outputs and tokens beyond the end come as zeros."""
+    """A step's weight: 128 inputs from k on. Outputs beyond the end come as zeros."""
     mbarrier.expect(arrived.index(slot), 128 * (BLOCK_N + BLOCK_M))
     tma.async_copy_global_to_shared(weight_desc, [first_n, k], arrived.index(slot), weight_smem.index(slot))
+
+
+@gluon.jit
+def _copy_tokens(token_desc, arrived, token_smem, slot, first_m, k):
+    """The same inputs of all tokens; those beyond the end come as zeros."""
     tma.async_copy_global_to_shared(token_desc, [first_m, k], arrived.index(slot), token_smem.index(slot))
 
 
@@ -127,11 +141,13 @@ def _gemm_fp8_kernel(
     ahead_k = first % steps * 128
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
-            _copy_step(
-                weight_desc, token_desc, arrived, weight_smem, token_smem, place, ahead_n, first_m, ahead_k,
-                BLOCK_N, BLOCK_M,
-            )  # fmt: skip
+            _copy_weight(weight_desc, arrived, weight_smem, place, ahead_n, ahead_k, BLOCK_N, BLOCK_M)
         ahead_n, ahead_k = _next_step(ahead_n, ahead_k, steps * 128, BLOCK_N)
+    grid_behind_may_start()
+    grid_before_is_done()
+    for place in gl.static_range(SLOTS - 1):
+        if first + place < last:
+            _copy_tokens(token_desc, arrived, token_smem, place, first_m, (first + place) % steps * 128)
     slot = 0
     phase = 0
     for tile in range(first // steps, (last + (steps - 1)) // steps):
@@ -144,10 +160,8 @@ def _gemm_fp8_kernel(
             gl.thread_barrier()
             free_slot = slot_before(slot, SLOTS)
             if step + (SLOTS - 1) < last:
-                _copy_step(
-                    weight_desc, token_desc, arrived, weight_smem, token_smem, free_slot, ahead_n, first_m, ahead_k,
-                    BLOCK_N, BLOCK_M,
-                )  # fmt: skip
+                _copy_weight(weight_desc, arrived, weight_smem, free_slot, ahead_n, ahead_k, BLOCK_N, BLOCK_M)
+                _copy_tokens(token_desc, arrived, token_smem, free_slot, first_m, ahead_k)
             ahead_n, ahead_k = _next_step(ahead_n, ahead_k, steps * 128, BLOCK_N)
             totals = add_products(
                 weight_smem, token_smem, totals, None, slot, MMA, BLOCK_N, COLUMNS, PARTS, OVERLAPS, True
@@ -218,7 +232,7 @@ def multiply_gemm_fp8(
         tokens.scales, weight.scales, bias, target,
         num_rows, num_outputs, steps, share,
         BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, COLUMNS=tile.columns, SLOTS=tile.slots,
-        OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None,
+        OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None, launch_pdl=True,
     )  # fmt: skip
     if pieces > 1:
         end_pieces(target, tokens.scales, weight.scales, bias, out, steps, share, tile.block_n)
