@@ -160,7 +160,7 @@ def _end_kernel(
 
 def end_pieces(
     sums: Tensor, token_scales: Tensor, scales: Tensor | None, bias: Tensor | None, out: Tensor,
-    steps: int, share: int, block_n: int,
+    steps: int, share: int, block_n: int, early: bool = False,
 ) -> None:  # fmt: skip
     """Adds the pieces of a product up, scales them and adds the bias.
 
@@ -173,11 +173,10 @@ def end_pieces(
         steps: Steps of a tile.
         share: Steps of a program (`shared_out`).
         block_n: Outputs of a tile.
+        early: The kernel starts while the one that stores the pieces still runs.
     """
     num_rows, num_outputs = out.shape
-    # Pieces are those of kernels for sm_90, which is launched early.
-    early = out.is_cuda
     _end_kernel[(triton.cdiv(num_outputs, _END_OUTPUTS), num_rows)](
         sums, token_scales, scales, bias, out, num_rows, num_outputs, steps, share,
-        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS, EARLY=early, launch_pdl=early,
+        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS, EARLY=early and out.is_cuda, launch_pdl=early,
     )  # fmt: skip

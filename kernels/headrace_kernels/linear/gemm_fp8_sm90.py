@@ -11,8 +11,8 @@ Y^T = W X^T, so that outputs take the 64 rows of an instruction and tokens its c
 SLOTS - 1 steps ahead, as they lie in memory (`hopper.ring`). Programs share the line of all steps
 out, and add each step's products in fp32 (`hopper.stream_k`).
 
-A program starts while the kernel before still runs, and has its first steps' weight copied before
-it waits for what that kernel writes (`dense_small_batch_sm90`).
+With few rows a program starts while the kernel before still runs, and has its first steps' weight
+copied before it waits for what that kernel writes (`dense_small_batch_sm90`).
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -50,6 +50,10 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 # Inputs that are multiplied before their sums are added in fp32: as many bytes as the copy engine's
 # widest pattern has.
 _STEP_INPUTS = 128
+# Rows up to which a product starts early: a step of an 8B Llama takes an H200 4.62 ms so with 64
+# rows, and 4.72 otherwise; with 128 rows 6.38 and 6.30 (docs/experiments.md, "one copy for a step
+# of few rows").
+_MOST_EARLY_ROWS = 64
 
 
 class Fp8GemmTile(NamedTuple):
@@ -120,7 +124,7 @@ def _gemm_fp8_kernel(
     weight_desc, token_desc, token_scale_ptr, scale_ptr, bias_ptr, out_ptr,
     M, N, steps, share,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr,
-    OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
+    OVERLAPS: gl.constexpr, SPLIT: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Y^T = W X^T for BLOCK_M tokens and `share` steps of the line, in which each tile has `steps`.
 
@@ -143,8 +147,9 @@ def _gemm_fp8_kernel(
         if first + place < last:
             _copy_weight(weight_desc, arrived, weight_smem, place, ahead_n, ahead_k, BLOCK_N, BLOCK_M)
         ahead_n, ahead_k = _next_step(ahead_n, ahead_k, steps * 128, BLOCK_N)
-    grid_behind_may_start()
-    grid_before_is_done()
+    if EARLY:
+        grid_behind_may_start()
+        grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
         if first + place < last:
             _copy_tokens(token_desc, arrived, token_smem, place, first_m, (first + place) % steps * 128)
@@ -221,7 +226,7 @@ def multiply_gemm_fp8(
     assert tokens.numbers.dtype == torch.float8_e4m3fn and num_inputs % _STEP_INPUTS == 0 and tile.slots >= 2
     assert tile.block_n % (16 * tile.num_warps) == 0 and tile.block_m % tile.columns == 0
     assert num_rows * num_outputs < 1 << 31
-    steps = num_inputs // _STEP_INPUTS
+    steps, early = num_inputs // _STEP_INPUTS, num_rows <= _MOST_EARLY_ROWS
     share, pieces = shared_out(tile, num_rows, num_outputs, num_inputs, card.multiprocessors(weight.device))
     target = out if pieces == 1 else out.new_empty(pieces, num_rows, num_outputs, dtype=torch.float32)
     programs = triton.cdiv(triton.cdiv(num_outputs, tile.block_n) * steps, share)
@@ -232,10 +237,11 @@ def multiply_gemm_fp8(
         tokens.scales, weight.scales, bias, target,
         num_rows, num_outputs, steps, share,
         BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, COLUMNS=tile.columns, SLOTS=tile.slots,
-        OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None, launch_pdl=True,
+        OVERLAPS=tile.overlaps, SPLIT=pieces > 1, EARLY=early, num_warps=tile.num_warps, maxnreg=None,
+        launch_pdl=early,
     )  # fmt: skip
     if pieces > 1:
-        end_pieces(target, tokens.scales, weight.scales, bias, out, steps, share, tile.block_n)
+        end_pieces(target, tokens.scales, weight.scales, bias, out, steps, share, tile.block_n, early)
 
 
 # Outputs, tokens, tokens at a time, warps, slots, by the most rows that they are for.

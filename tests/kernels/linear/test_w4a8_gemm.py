@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.linear.test_quantized_linear import Product, assert_close
-from tests.support.gluon_emulation import emulating, launch_control
+from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import kernels_on, poisoned_memory
 from torch import Tensor
 
@@ -35,8 +35,6 @@ def tokens_of(product: Product) -> RoundedTokens:
 
 def assembly(source: str, operands: list[Any], kind: Any) -> Tensor:
     """What the kernel's pieces of assembly say."""
-    if source.startswith("griddepcontrol"):
-        return launch_control(source, operands, kind)
     if source.startswith("fma"):
         product, scales, total = operands
         return total + product * scales

@@ -39,13 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from headrace_kernels import card
 from headrace_kernels.hopper import stream_k
 from headrace_kernels.hopper.launch import programs_at_a_time, tile_descriptor
-from headrace_kernels.hopper.ring import (
-    begin_product,
-    grid_before_is_done,
-    grid_behind_may_start,
-    new_barriers,
-    publish_barriers,
-)
+from headrace_kernels.hopper.ring import begin_product, new_barriers, publish_barriers
 from headrace_kernels.hopper.stream_k import add_products, added_here, end_pieces, finish
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, plane_inputs
@@ -92,15 +86,13 @@ def _copy_tokens(desc, arrived, smem, slot: gl.constexpr, first_m, k, BYTES: gl.
 
 
 @gluon.jit
-def _copy_words(word_desc, arrived, word_smem, slot, first_n, step, PLANE: gl.constexpr, BYTES: gl.constexpr):
-    """One step's words; `_copy_sums` brings the rest of the bytes that the slot waits for."""
+def _copy_words(
+    word_desc, sum_desc, arrived, word_smem, sum_smem, slot, first_n, first_m, step,
+    PLANE: gl.constexpr, BYTES: gl.constexpr,
+):  # fmt: skip
+    """One step's words, and its sums of tokens."""
     mbarrier.expect(arrived.index(slot), BYTES)
     tma.async_copy_global_to_shared(word_desc, [first_n, step * PLANE], arrived.index(slot), word_smem.index(slot))
-
-
-@gluon.jit
-def _copy_sums(sum_desc, arrived, sum_smem, slot, first_m, step):
-    """One step's sums of tokens."""
     tma.async_copy_global_to_shared(sum_desc, [first_m, step * 8], arrived.index(slot), sum_smem.index(slot))
 
 
@@ -172,12 +164,10 @@ def _gemm_w4a8_kernel(
     tokens_arrived = new_barriers(4)
     publish_barriers()
     if first < last:
-        first_n = first // steps * BLOCK_N
-        _copy_words(word_desc, words_arrived, word_smem, 0, first_n, first % steps, PLANE, WORD_BYTES)
-    grid_behind_may_start()
-    grid_before_is_done()
-    if first < last:
-        _copy_sums(sum_desc, words_arrived, sum_smem, 0, first_m, first % steps)
+        _copy_words(
+            word_desc, sum_desc, words_arrived, word_smem, sum_smem, 0,
+            first // steps * BLOCK_N, first_m, first % steps, PLANE, WORD_BYTES,
+        )  # fmt: skip
         for part in gl.static_range(3):
             k = (first % steps * 4 + part) * PLANE
             _copy_tokens(token_desc, tokens_arrived, token_smem, part, first_m, k, TOKEN_BYTES)
@@ -210,10 +200,9 @@ def _gemm_w4a8_kernel(
                     following = step + 1
                     if following < last:
                         _copy_words(
-                            word_desc, words_arrived, word_smem, 1 - word_slot, following // steps * BLOCK_N,
-                            following % steps, PLANE, WORD_BYTES,
+                            word_desc, sum_desc, words_arrived, word_smem, sum_smem, 1 - word_slot,
+                            following // steps * BLOCK_N, first_m, following % steps, PLANE, WORD_BYTES,
                         )  # fmt: skip
-                        _copy_sums(sum_desc, words_arrived, sum_smem, 1 - word_slot, first_m, following % steps)
                 ahead = step + (part + 3) // 4
                 if ahead < last:
                     k = (ahead % steps * 4 + (part + 3) % 4) * PLANE
@@ -299,7 +288,6 @@ def multiply_w4a8(
         num_rows, num_outputs, steps, share,
         GROUP_PLANES=weight.group_size // plane, PLANE=plane, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         COLUMNS=tile.columns, OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None,
-        launch_pdl=True,
     )  # fmt: skip
     if pieces > 1:
         end_pieces(target, tokens.scales, None, bias, out, steps, share, tile.block_n)
