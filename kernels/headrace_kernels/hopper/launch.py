@@ -47,8 +47,8 @@ def box_descriptor(view: Tensor, box: list[int], swizzled: bool = True) -> Tenso
     """Descriptor by which the copy engine reads boxes of a view in one copy.
 
     Args:
-        view: Of up to five dimensions, of which the last is contiguous; the others' strides are
-            multiples of 16 bytes.
+        view: Tensor of up to five dimensions, of which the last is contiguous; the others' strides
+            are multiples of 16 bytes.
         box: Sizes of a box. Its numbers lie in shared memory in the order of the dimensions.
         swizzled: Rows of 128 bytes lie such that no read of a tile waits for a bank.
     """

@@ -108,7 +108,7 @@ def _copy_weight(
 
 @gluon.jit
 def _copy_tokens(token_desc, arrived, token_smem, slot, first_m, k):
-    """The same inputs of all tokens; those beyond the end come as zeros."""
+    """A step's inputs of all tokens; those beyond the end come as zeros."""
     tma.async_copy_global_to_shared(token_desc, [first_m, k], arrived.index(slot), token_smem.index(slot))
 
 
