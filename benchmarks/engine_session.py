@@ -265,12 +265,19 @@ async def _while_it_lives(process: BackendProcess, step: Any, deadline_s: float)
     while not task.done():
         if process.exit_code is not None or time.monotonic() > deadline_s:
             task.cancel()
-            raise RuntimeError(f"the backend did not start (exit code {process.exit_code}): {process.log_tail()}")
+            raise _did_not_start(process)
         await asyncio.wait([task], timeout=_PROGRESS_S)
     try:
         await task
     except grpc.aio.AioRpcError as error:
-        raise RuntimeError(f"the backend did not start: {process.log_tail()}") from error
+        # A backend that ends refuses calls before it has said why it does.
+        while process.exit_code is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(_PROGRESS_S)
+        raise _did_not_start(process) from error
+
+
+def _did_not_start(process: BackendProcess) -> RuntimeError:
+    return RuntimeError(f"the backend did not start (exit code {process.exit_code}): {process.log_tail()}")
 
 
 @asynccontextmanager

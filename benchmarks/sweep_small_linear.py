@@ -1,6 +1,6 @@
 """Times every tile of the small-batch kernels on a GPU, to set the launch rule.
 
-    python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16] [--seconds 60]
+    python -m benchmarks.sweep_small_linear [--rows 1 2 4 8 16 32] [--seconds 60]
 
 For every product of an 8B Llama and every number of rows: each tile's result is checked against
 fp64, then timed inside a CUDA graph over weights that do not fit the L2 cache together. Printed are
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.graph_timing import graph_seconds
 from benchmarks.kernel_cases.small_linear import SHAPES, Operands, Shape
-from headrace_kernels.linear.dense_small_batch_kernels import Tile, variants
+from headrace_kernels.linear.dense_small_batch_kernels import MAX_ROWS, Tile, variants
 from headrace_kernels.linear.dense_small_batch_sm90 import (
     MAX_WARPGROUP_ROWS,
     StreamTile,
@@ -69,9 +69,11 @@ def sweep(name: str, num_rows: int) -> tuple[float, float, float]:
     operands = rotation(shape, num_rows)
     expected = operands[0].expected()
     times: dict[Tile | StreamTile, float] = {}
-    tiles: list[Tile | StreamTile] = [*variants(num_rows, shape.num_outputs, shape.gated)]
+    tiles: list[Tile | StreamTile] = []
+    if num_rows <= MAX_ROWS:
+        tiles += variants(num_rows, shape.num_outputs, shape.gated)
     if 2 <= num_rows <= MAX_WARPGROUP_ROWS and takes_streams(operands[0].weight):
-        tiles += stream_variants(shape.gated)
+        tiles += stream_variants(num_rows, shape.gated)
     for tile in tiles:
         try:
             times[tile] = timed(operands, tile, expected)
@@ -94,7 +96,7 @@ def sweep(name: str, num_rows: int) -> tuple[float, float, float]:
 def main() -> None:
     """Sweeps until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 4, 16, 2])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 4, 16, 2, 32])
     parser.add_argument("--seconds", type=float, default=60)
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds

@@ -56,7 +56,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace_kernels import card
-from headrace_kernels.hopper.launch import aligned, box_descriptor
+from headrace_kernels.hopper.launch import MOST_SLOT_BYTES, aligned, box_descriptor
 from headrace_kernels.hopper.ring import (
     advance,
     grid_before_is_done,
@@ -377,10 +377,12 @@ def multiply_streams(
 
 
 # Slices, parts of 64 inputs, slots.
-_VARIANTS = ((1, 2, 5), (1, 2, 10), (1, 4, 5), (2, 1, 9), (2, 2, 4), (2, 2, 8), (2, 4, 4), (4, 2, 3), (4, 2, 6))
-_GATED_VARIANTS = ((1, 1, 12), (1, 2, 6), (1, 4, 3), (2, 1, 5), (2, 1, 10), (2, 2, 3), (4, 1, 5))
+_VARIANTS = ((1, 2, 4), (1, 2, 5), (1, 2, 8), (1, 2, 10), (1, 4, 4), (1, 4, 5))
+_VARIANTS += ((2, 2, 4), (2, 2, 6), (2, 2, 8), (2, 4, 4), (4, 2, 3), (4, 2, 6))
+_GATED_VARIANTS = ((1, 1, 12), (1, 2, 5), (1, 2, 6), (1, 4, 3), (2, 1, 5), (2, 1, 10), (2, 2, 3), (4, 1, 5))
 
 
-def stream_variants(gated: bool) -> list[StreamTile]:
-    """Tiles that are worth timing, which all fit sm_90's shared memory."""
-    return [StreamTile(*sizes) for sizes in (_GATED_VARIANTS if gated else _VARIANTS)]
+def stream_variants(num_rows: int, gated: bool) -> list[StreamTile]:
+    """Tiles that are worth timing, and fit sm_90's shared memory with as many rows and a norm."""
+    tiles = (StreamTile(*sizes) for sizes in (_GATED_VARIANTS if gated else _VARIANTS))
+    return [tile for tile in tiles if tile.shared_bytes(num_rows, gated, norm_itemsize=4) <= MOST_SLOT_BYTES]
