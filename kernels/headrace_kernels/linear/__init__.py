@@ -1,7 +1,7 @@
 """Products of activations and weights, by the format of the weight and by their shape.
 
 dense                        plain weights: cuBLAS, oneDNN, or `dense_small_batch` with its kernels
-                             (`dense_small_batch_kernels`, of 9 to 16 rows on sm_90
+                             (`dense_small_batch_kernels`, of 2 to 32 rows on sm_90
                              `dense_small_batch_sm90`), which fuses norm, SwiGLU and residual
 gated                        gate and up projections with the activation in them, tens of rows
 quantized, launch_rules      weights of 8 and 4 bits: which kernel takes which number of rows, and
