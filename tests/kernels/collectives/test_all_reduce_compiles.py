@@ -46,7 +46,11 @@ def test_every_kernel_is_compiled_once(arch: int) -> None:
     }
     check_rounded_norms(kernels)
     for kernel in kernels:
-        assert kernel["waits"] == (1 if arch >= 90 else 0) and kernel["touched_early"] == 0
+        # Two vectors of its weight, which no kernel writes, are what the norm by itself asks for
+        # before it waits. All-reduces, of which other ranks are a part, ask for nothing.
+        is_alone = kernel["name"] == "_add_rms_norm_kernel"
+        assert kernel["waits"] == (1 if arch >= 90 else 0)
+        assert kernel["touched_early"] == (2 if is_alone and arch >= 90 else 0)
         if kernel["name"] in ("two_shot_norm_kernel", "_add_rms_norm_kernel"):
             continue
         shots = 2 if kernel["name"] == "two_shot_kernel" else 1
