@@ -27,6 +27,7 @@ take 3.96 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -49,6 +50,8 @@ _LEAST_SCALE = 1e-12
 _LONGEST_ROW = 65_536
 # Numbers of a program that holds several tokens.
 _SHARED_PROGRAM = 2048
+# Tokens for which there is memory, in multiples: a product may take as many more as suit it.
+_ROOM_TOKENS = 128
 
 _STEP_E4M3, _STEP_INT8 = tl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), tl.constexpr(1 / LARGEST[torch.int8])
 _LEAST = tl.constexpr(_LEAST_SCALE)
@@ -73,13 +76,28 @@ class RoundedTokens:
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, unrounded: torch.dtype | None = None
     ) -> RoundedTokens:
         """Room for [num_tokens, size] in one of `LARGEST`'s types, and in the model's if given."""
-        numbers = torch.empty(shape, dtype=dtype, device=device)
-        scales = torch.empty(shape[0], 1, dtype=torch.float32, device=device)
+        num_tokens, size = shape
+        room = math.ceil(num_tokens / _ROOM_TOKENS) * _ROOM_TOKENS
+        numbers = torch.empty(room, size, dtype=dtype, device=device)[:num_tokens]
+        scales = torch.empty(room, 1, dtype=torch.float32, device=device)[:num_tokens]
         return cls(numbers, scales, None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device))
 
     def __len__(self) -> int:
         """How many tokens there are, as of a tensor of them."""
         return len(self.numbers)
+
+    def filled_up(self, multiple: int) -> RoundedTokens:
+        """The tokens and whatever lies behind them, a multiple of so many in all.
+
+        They are the tokens alone where too little memory of theirs lies behind them.
+        """
+        num_tokens = math.ceil(len(self) / multiple) * multiple
+        parts = (self.numbers, self.scales)
+        ends = (part.storage_offset() + num_tokens * part.stride(0) for part in parts)
+        rooms = (part.untyped_storage().nbytes() // part.itemsize for part in parts)
+        if any(end > room for end, room in zip(ends, rooms, strict=True)):
+            return RoundedTokens(self.numbers, self.scales)
+        return RoundedTokens(*(part.as_strided((num_tokens, part.shape[1]), part.stride()) for part in parts))
 
 
 # What a product multiplies: [num_tokens, size] in the model's type, or rounded.

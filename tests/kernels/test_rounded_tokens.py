@@ -182,6 +182,24 @@ def test_a_token_that_is_not_finite_spoils_itself_alone(bad: float, number: torc
     )
 
 
+@pytest.mark.parametrize(("num_tokens", "filled"), [(1, 128), (128, 128), (129, 256), (300, 384)])
+def test_tokens_are_filled_up_with_what_lies_behind_them(num_tokens: int, filled: int) -> None:
+    tokens = RoundedTokens.empty((num_tokens, 48), E4M3, torch.device("cpu"))
+    tokens.numbers.copy_(torch.arange(num_tokens * 48).view(num_tokens, 48) % 15)
+    tokens.scales.copy_(torch.arange(num_tokens)[:, None])
+    more = tokens.filled_up(128)
+    assert more.numbers.shape == (filled, 48) and more.scales.shape == (filled, 1)
+    assert same(RoundedTokens(more.numbers[:num_tokens], more.scales[:num_tokens]), tokens)
+    # A piece in the middle has the rest of the tokens behind it.
+    piece = RoundedTokens(tokens.numbers[num_tokens // 2 :], tokens.scales[num_tokens // 2 :])
+    assert len(piece.filled_up(8)) == -(-len(piece) // 8) * 8
+
+
+def test_tokens_without_memory_behind_them_stay_as_they_are() -> None:
+    tokens = round_tokens_reference(torch.randn(130, 48), E4M3)
+    assert same(tokens.filled_up(128), tokens) and len(tokens.filled_up(65)) == 130
+
+
 class Made:
     """One way to make tokens, rounded behind and by the kernel."""
 

@@ -2,8 +2,8 @@
 
 Owns when they are possible and by what: some tens to hundreds of rows by our own kernel
 (`linear.gemm_fp8_sm90`) where a rule names a tile, others by cuBLAS or CUTLASS by way of
-`torch._scaled_mm`, without the fast accumulation that keeps 14 bits of a sum only. The rounding is
-`rounded_tokens`'.
+`torch._scaled_mm`, without the fast accumulation that keeps 14 bits of a sum only, and with rows
+that fill its tiles. The rounding is `rounded_tokens`'.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ _SCALED_TILES: dict[int, tuple[Fp8GemmTile, Fp8GemmTile | None]] = {
     64: (Fp8GemmTile(128, 64, 64, 8, 8), Fp8GemmTile(128, 64, 64, 4, 4)),
     128: (Fp8GemmTile(128, 128, 64, 8, 6), None),
 }
+
+# cuBLAS multiplies whole tiles of so many rows faster than fewer, on sm_90: an 8B Llama's layer
+# takes an H200 128 us with 256 rows and 163 with 160, 187 with 512 and 233 with 448 (docs/
+# experiments.md, "rows that fill the library's tiles"). With fewer rows than these, not measured.
+_LIBRARY_ROWS = 128
+_MOST_RAGGED_ROWS = 64
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
@@ -77,13 +83,29 @@ def scaled_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor |
         out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype, device=weight.device)
         multiply_gemm_fp8(tokens, weight, bias, out, tile)
         return out
+    return library_product(tokens, weight.packed, weight.scales, bias)
+
+
+def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """X W^T + b of tokens [num_tokens, K] in e4m3 by `torch._scaled_mm`, bf16 [num_tokens, N].
+
+    Args:
+        tokens: On a GPU.
+        numbers: [N, K] e4m3.
+        scales: [N] fp32.
+        bias: [N].
+    """
+    num_tokens = len(tokens)
+    if num_tokens > _MOST_RAGGED_ROWS and card.has_warpgroup_instructions(numbers.device):
+        tokens = tokens.filled_up(_LIBRARY_ROWS)
     product: Tensor = torch._scaled_mm(
         tokens.numbers,
-        weight.packed.t(),
+        numbers.t(),
         scale_a=tokens.scales,
-        scale_b=weight.scales[None, :],
+        scale_b=scales[None, :],
         bias=bias,
         out_dtype=torch.bfloat16,
         use_fast_accum=False,
     )
-    return product
+    # No row of a product depends on another one.
+    return product[:num_tokens]

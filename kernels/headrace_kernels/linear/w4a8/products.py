@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.linear.gemm_fp8 import library_product
 from headrace_kernels.linear.w4a8.dequantized import round_to_e4m3
 from headrace_kernels.linear.w4a8.gemm_sm90 import W4A8Tile, multiply_w4a8, takes_w4a8_gemm
 from headrace_kernels.linear.w4a8.token_sums import token_sums
@@ -76,15 +77,6 @@ def _by_e4m3(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None
         rows = range(first, min(first + step, weight.num_outputs))
         room = dequantized_buffer.room(len(rows), num_inputs, number, weight.device)
         numbers, scales = round_to_e4m3(weight, rows, room)
-        parts.append(
-            torch._scaled_mm(
-                tokens.numbers,
-                numbers.t(),
-                scale_a=tokens.scales,
-                scale_b=scales[None, :],
-                bias=None if bias is None else bias[rows.start : rows.stop],
-                out_dtype=torch.bfloat16,
-                use_fast_accum=False,
-            )
-        )
+        of_rows = None if bias is None else bias[rows.start : rows.stop]
+        parts.append(library_product(tokens, numbers, scales, of_rows))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
