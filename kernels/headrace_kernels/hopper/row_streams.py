@@ -21,8 +21,6 @@ from headrace_kernels.hopper.launch import box_descriptor
 # Rows that a program multiplies: those of a product are the first of these that has room.
 ROW_CLASSES = (8, 16, 32)
 MAX_WARPGROUP_ROWS = ROW_CLASSES[-1]
-# Outputs of an instruction.
-INSTRUCTION_OUTPUTS = 64
 # Bytes of a row that the copy engine's widest pattern has.
 _PATTERN_BYTES = 128
 
@@ -32,19 +30,20 @@ def rows_class(num_rows: int) -> int:
     return next(rows for rows in ROW_CLASSES if num_rows <= rows)
 
 
-def weight_descriptor(words: Tensor, slices: int, subs: int, gated: bool) -> TensorDescriptor:
+def weight_descriptor(words: Tensor, slices: int, subs: int, block_n: int, gated: bool) -> TensorDescriptor:
     """Steps of a program's outputs: [128 bytes of inputs, gate or up, slice, output, word].
 
     Args:
         words: [N, K] numbers, or [2 N, K] with the gate first.
         slices: Parts of the inputs side by side.
         subs: Pieces of 128 bytes of each slice in a step.
+        block_n: Outputs of a program, of each half.
         gated: A program has outputs of both halves.
     """
     sides, width = 2 if gated else 1, _PATTERN_BYTES // words.element_size()
     share = words.shape[1] // slices
     view = words.view(sides, -1, slices, share // width, width).permute(3, 0, 2, 1, 4)
-    return box_descriptor(view, [subs, sides, slices, INSTRUCTION_OUTPUTS // slices, width])
+    return box_descriptor(view, [subs, sides, slices, block_n, width])
 
 
 def x_descriptor(x: Tensor, slices: int, pieces: int, rows: int) -> TensorDescriptor:

@@ -66,7 +66,6 @@ from headrace_kernels.hopper.ring import (
     slot_before,
 )
 from headrace_kernels.hopper.row_streams import (
-    INSTRUCTION_OUTPUTS,
     MAX_WARPGROUP_ROWS,
     copy_weight,
     copy_x,
@@ -76,7 +75,7 @@ from headrace_kernels.hopper.row_streams import (
     x_descriptor,
 )
 
-# Inputs that the copy engine's widest pattern has.
+# Outputs of an instruction, and inputs that the copy engine's widest pattern has.
 _WIDTH = 64
 _NUM_WARPS = 4
 
@@ -95,7 +94,7 @@ class StreamTile(NamedTuple):
     @property
     def block_n(self) -> int:
         """Outputs of a program (with SwiGLU as many again, for the gate)."""
-        return INSTRUCTION_OUTPUTS // self.slices
+        return _WIDTH // self.slices
 
     def shared_bytes(self, num_rows: int, gated: bool, norm_itemsize: int = 0) -> int:
         """Shared memory of a program, without barriers.
@@ -111,7 +110,7 @@ class StreamTile(NamedTuple):
 def _step_bytes(tile: StreamTile, num_rows: int, gated: bool, norm_itemsize: int) -> int:
     """Bytes that the copy engine brings for a step: of the weight, x, and the norm's weight."""
     sides = 2 if gated else 1
-    numbers = sides * INSTRUCTION_OUTPUTS + tile.slices * rows_class(num_rows)
+    numbers = sides * _WIDTH + tile.slices * rows_class(num_rows)
     return tile.subs * _WIDTH * (2 * numbers + tile.slices * norm_itemsize)
 
 
@@ -324,7 +323,7 @@ def multiply_streams(
     rows = rows_class(num_rows)
     norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        weight_descriptor(weight, tile.slices, tile.subs, gated),
+        weight_descriptor(weight, tile.slices, tile.subs, tile.block_n, gated),
         x_descriptor(aligned(x), tile.slices, tile.subs, rows),
         None if norm_weight is None else _norm_descriptor(norm_weight, tile), bias, out, num_rows, eps,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,

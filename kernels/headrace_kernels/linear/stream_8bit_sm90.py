@@ -55,7 +55,6 @@ from headrace_kernels.hopper.ring import (
     slot_before,
 )
 from headrace_kernels.hopper.row_streams import (
-    INSTRUCTION_OUTPUTS,
     MAX_WARPGROUP_ROWS,
     copy_weight,
     copy_x,
@@ -73,24 +72,27 @@ _PART_INPUTS = 128
 _PIECE_INPUTS = 64
 # Parts of a step, of all slices together, at most.
 _MOST_PARTS = 4
-_NUM_WARPS = 4
+# Outputs that a warp multiplies, of all slices together.
+_WARP_OUTPUTS = 16
 
 
 class Stream8BitTile(NamedTuple):
     """How a product is cut."""
 
-    # Parts of the inputs that a program multiplies side by side: 1, 2 or 4. It has 64 / slices
-    # outputs.
+    # Parts of the inputs that a program multiplies side by side: 1, 2 or 4.
     slices: int
     # Parts of 128 inputs of a slice that are multiplied at a time.
     subs: int
     # Steps in shared memory, at least 2.
     slots: int
+    # 4 or 8: as many outputs of all slices together as 16 times that. More warps hide more of each
+    # other's waits, where outputs are too few for two programs on each multiprocessor.
+    num_warps: int = 4
 
     @property
     def block_n(self) -> int:
         """Outputs of a program (with SwiGLU as many again, for the gate)."""
-        return INSTRUCTION_OUTPUTS // self.slices
+        return _WARP_OUTPUTS * self.num_warps // self.slices
 
     def shared_bytes(self, num_rows: int, gated: bool, norm_itemsize: int = 0) -> int:
         """Shared memory of a program, without barriers.
@@ -105,8 +107,8 @@ class Stream8BitTile(NamedTuple):
 
 def _step_bytes(tile: Stream8BitTile, num_rows: int, gated: bool, norm_itemsize: int) -> int:
     """Bytes that the copy engine brings for a step: of the weight, x, and the norm's weight."""
-    weight = (2 if gated else 1) * INSTRUCTION_OUTPUTS
-    return tile.subs * _PART_INPUTS * (weight + tile.slices * (2 * rows_class(num_rows) + norm_itemsize))
+    words = (2 if gated else 1) * _WARP_OUTPUTS * tile.num_warps
+    return tile.subs * _PART_INPUTS * (words + tile.slices * (2 * rows_class(num_rows) + norm_itemsize))
 
 
 @gluon.jit
@@ -116,23 +118,23 @@ def _copy_norm(norm_desc, arrived, norm_smem, slot, step, SUBS: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _words_held():
-    """Which of 128 threads holds which bytes of [64 outputs, 128 inputs].
+def _words_held(num_warps):
+    """Which thread holds which bytes of [16 num_warps outputs, 128 inputs].
 
     Thread 4 g + t of a warp holds inputs 32 t to 32 t + 31 of outputs g and g + 8 of the warp's 16.
     """
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [8, 0]],
         [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
+        [[16, 0], [32, 0], [64, 0]][: num_warps.bit_length() - 1],
         [],
-        [64, 128],
+        [16 * num_warps, 128],
     )
 
 
 @gluon.constexpr_function
-def _x_held(slices, subs, rows):
-    """Which of 128 threads holds which inputs of [2 subs slices, rows, 64].
+def _x_held(slices, subs, rows, num_warps):
+    """Which thread holds which inputs of [2 subs slices, rows, 64].
 
     A thread holds eight inputs in a row at four places of a row: at two of each piece of a part. A
     warp has eight rows, and all inputs of theirs in a part. Warps share out parts and slices first,
@@ -140,9 +142,10 @@ def _x_held(slices, subs, rows):
     """
     shared = [[1 << bit, 0, 0] for bit in range((2 * subs * slices).bit_length() - 1) if 1 << bit != slices]
     shared += [[0, 1 << bit, 0] for bit in range(3, rows.bit_length() - 1)]
-    warps = (shared + [[0, 0, 0]] * 2)[:2]
+    bits = num_warps.bit_length() - 1
+    warps = (shared + [[0, 0, 0]] * bits)[:bits]
     return gl.DistributedLinearLayout(
-        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 32], [slices, 0, 0]] + shared[2:],
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 32], [slices, 0, 0]] + shared[bits:],
         [[0, 1, 0], [0, 2, 0], [0, 4, 0], [0, 0, 8], [0, 0, 16]],
         warps,
         [],
@@ -163,7 +166,7 @@ def _prepare_x(
     The step's bytes have come, and no product reads its slot before the next fence and barrier.
     """
     PIECES: gl.constexpr = 2 * SUBS * SLICES
-    HELD: gl.constexpr = _x_held(SLICES, SUBS, ROWS)
+    HELD: gl.constexpr = _x_held(SLICES, SUBS, ROWS, gl.num_warps())
     x = x_steps.index(slot).load(HELD)
     if NORMED:
         wide = x.to(gl.float32)
@@ -189,13 +192,14 @@ def _prepare_x(
 
 @gluon.jit
 def _numbers(words, KIND: gl.constexpr, DTYPE: gl.constexpr, LEFT: gl.constexpr):
-    """The left operands of a part's two pieces, of bytes [64, 128]: no number changes its thread."""
+    """The left operands of a part's two pieces, of bytes: no number changes its thread."""
+    OUTPUTS: gl.constexpr = 16 * gl.num_warps()
     BYTES: gl.constexpr = byte_assembly(KIND, DTYPE == gl.bfloat16)
-    held = words.load(_words_held())
+    held = words.load(_words_held(gl.num_warps()))
     w = gl.inline_asm_elementwise(BYTES, "=r,=r,r", [held], dtype=DTYPE.value, is_pure=True, pack=4)
     # From (thread, piece, instruction, which eight of its inputs, which of a pair) to (instruction,
     # which eight, thread, which of a pair, piece).
-    w = w.reshape((64, 4, 2, 4, 2, 2)).permute((0, 3, 4, 1, 5, 2)).reshape((64, 64, 2))
+    w = w.reshape((OUTPUTS, 4, 2, 4, 2, 2)).permute((0, 3, 4, 1, 5, 2)).reshape((OUTPUTS, 64, 2))
     first, second = gl.split(w)
     return gl.convert_layout(first, LEFT), gl.convert_layout(second, LEFT)
 
@@ -236,12 +240,13 @@ def _stream_8bit_kernel(
     N: gl.constexpr, K: gl.constexpr, KIND: gl.constexpr, SLICES: gl.constexpr, SUBS: gl.constexpr,
     SLOTS: gl.constexpr, ROWS: gl.constexpr, STEP_BYTES: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
-    """Y^T = W X^T for 64 / SLICES outputs and ROWS rows, with bias, SwiGLU or residual stream.
+    """Y^T = W X^T for 16 / SLICES outputs of each warp and ROWS rows, with bias, SwiGLU or residual stream.
 
     With a norm's weight g, x is x g / rms(x).
     """
     DTYPE: gl.constexpr = x_desc.dtype
-    BLOCK_N: gl.constexpr = 64 // SLICES
+    OUTPUTS: gl.constexpr = 16 * gl.num_warps()
+    BLOCK_N: gl.constexpr = OUTPUTS // SLICES
     SIDES: gl.constexpr = 2 if GATED else 1
     NORMED: gl.constexpr = norm_desc is not None
     PIECES: gl.constexpr = 2 * SUBS
@@ -254,7 +259,7 @@ def _stream_8bit_kernel(
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     X_STEP: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
-    words = word_smem._reinterpret(gl.int8, [SLOTS * SUBS * SIDES, 64, 128], WORDS)
+    words = word_smem._reinterpret(gl.int8, [SLOTS * SUBS * SIDES, OUTPUTS, 128], WORDS)
     rights = x_smem._reinterpret(DTYPE, [SLOTS * PIECES, SLICES * ROWS, 64], X)
     x_steps = x_smem._reinterpret(DTYPE, [SLOTS, PIECES * SLICES, ROWS, 64], X_STEP)
     if NORMED:
@@ -292,8 +297,8 @@ def _stream_8bit_kernel(
         bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
         if GATED:
             up_bias = gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
-    y = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
-    up = gl.zeros([64, SLICES * ROWS], gl.float32, layout=MMA)
+    y = gl.zeros([OUTPUTS, SLICES * ROWS], gl.float32, layout=MMA)
+    up = gl.zeros([OUTPUTS, SLICES * ROWS], gl.float32, layout=MMA)
     slot = 0
     phase = 0
     mbarrier.wait(arrived.index(slot), phase)
@@ -398,22 +403,31 @@ def multiply_8bit_streams(
     words, scales, _ = bits_of(weight)
     norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_8bit_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        weight_descriptor(words, tile.slices, tile.subs, gated),
+        weight_descriptor(words, tile.slices, tile.subs, tile.block_n, gated),
         x_descriptor(aligned(x), tile.slices, 2 * tile.subs, rows),
         None if norm_weight is None else _norm_descriptor(norm_weight, tile), scales, bias, out, num_rows, eps,
         N=num_outputs, K=num_inputs, KIND=weight.kind.value, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots,
         ROWS=rows, STEP_BYTES=_step_bytes(tile, num_rows, gated, 0 if norm_weight is None else norm_weight.itemsize),
         GATED=gated, ADD=add,
-        num_warps=_NUM_WARPS, maxnreg=None, launch_pdl=True,
+        num_warps=tile.num_warps, maxnreg=None, launch_pdl=True,
     )  # fmt: skip
 
 
-# Slices, parts of 128 inputs, slots.
-_VARIANTS = ((1, 1, 4), (1, 1, 8), (1, 2, 4), (1, 2, 6), (2, 1, 4), (2, 1, 8), (2, 2, 4), (2, 2, 6), (4, 1, 3), (4, 1, 6))
-_GATED_VARIANTS = ((1, 1, 3), (1, 1, 5), (1, 1, 10), (1, 2, 3), (1, 2, 5), (2, 1, 3), (2, 1, 5), (2, 2, 3), (4, 1, 3))
+# Slices, parts of 128 inputs, slots, warps.
+_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 8), (1, 2, 4), (1, 2, 6), (2, 1, 8), (2, 2, 4), (2, 2, 6), (4, 1, 6))
+_VARIANTS += ((1, 1, 6, 8), (1, 2, 4, 8), (2, 1, 6, 8), (2, 2, 4, 8), (4, 1, 4, 8), (4, 1, 6, 8))
+_GATED_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 5), (1, 2, 3), (1, 2, 5), (2, 1, 3), (2, 1, 5), (2, 2, 3))
+_GATED_VARIANTS += ((4, 1, 3), (1, 1, 4, 8), (1, 1, 6, 8), (2, 1, 3, 8), (2, 1, 5, 8), (4, 1, 4, 8))
+# Columns of a side's sums, rows of each slice, from which those of both sides leave no registers.
+_MOST_GATED_COLUMNS = 64
 
 
 def stream_8bit_variants(num_rows: int, gated: bool) -> list[Stream8BitTile]:
     """Tiles that are worth timing, and fit sm_90's shared memory with as many rows and a norm."""
     tiles = (Stream8BitTile(*sizes) for sizes in (_GATED_VARIANTS if gated else _VARIANTS))
-    return [tile for tile in tiles if tile.shared_bytes(num_rows, gated, norm_itemsize=4) <= MOST_SLOT_BYTES]
+    return [
+        tile
+        for tile in tiles
+        if tile.shared_bytes(num_rows, gated, norm_itemsize=4) <= MOST_SLOT_BYTES
+        and not (gated and tile.slices * tile.subs * rows_class(num_rows) > _MOST_GATED_COLUMNS)
+    ]

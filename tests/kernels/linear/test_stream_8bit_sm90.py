@@ -37,6 +37,8 @@ CASES = (
     (3, 52, 1024, Stream8BitTile(4, 1, 3)),
     (11, 24, 512, Stream8BitTile(2, 2, 4)),
     (21, 70, 1024, Stream8BitTile(1, 4, 3)),
+    (9, 80, 1024, Stream8BitTile(4, 1, 2, 8)),
+    (30, 140, 1024, Stream8BitTile(1, 2, 2, 8)),
 )
 
 
@@ -127,7 +129,7 @@ def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
     gated, normed, bias = (data.draw(st.booleans()) for _ in range(3))
     add = not gated and data.draw(st.booleans())
     slices, subs = data.draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))))
-    tile = Stream8BitTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))))
+    tile = Stream8BitTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))), data.draw(st.sampled_from((4, 8))))
     inputs = slices * subs * 128 * data.draw(st.integers(1, 3))
     rows, outputs = data.draw(st.integers(1, 32)), data.draw(st.integers(1, 70))
     dtype = torch.bfloat16 if normed else torch.float16
