@@ -1,4 +1,4 @@
-"""Products of 2 to 32 rows with weights of 8 bits, whose scales are outputs', in one launch.
+"""Products of 2 to 32 rows with weights of 8 and 4 bits that stream by, with all that is fused.
 
 The kernel is emulated without a GPU, run on one, and asked which weights and rows it is for.
 """
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.hopper.launch import MOST_SLOT_BYTES
-from headrace_kernels.linear import stream_8bit_sm90 as streams
-from headrace_kernels.linear.stream_8bit_sm90 import (
-    Stream8BitTile,
-    multiply_8bit_streams,
-    stream_8bit_variants,
-    takes_8bit_streams,
+from headrace_kernels.linear import stream_bits_operands as operands
+from headrace_kernels.linear import stream_bits_sm90 as streams
+from headrace_kernels.linear.stream_bits_sm90 import (
+    BitStreamTile,
+    multiply_bit_streams,
+    stream_bits_variants,
+    takes_bit_streams,
 )
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
@@ -32,13 +33,21 @@ KINDS = (QuantKind.FP8, QuantKind.INT8)
 # Rows, outputs, inputs, tile: each class of rows, outputs that fill no tile, each number of slices,
 # few and many slots, more slots than steps.
 CASES = (
-    (7, 80, 512, Stream8BitTile(1, 1, 3)),
-    (16, 40, 1536, Stream8BitTile(2, 2, 2)),
-    (3, 52, 1024, Stream8BitTile(4, 1, 3)),
-    (11, 24, 512, Stream8BitTile(2, 2, 4)),
-    (21, 70, 1024, Stream8BitTile(1, 4, 3)),
-    (9, 80, 1024, Stream8BitTile(4, 1, 2, 8)),
-    (30, 140, 1024, Stream8BitTile(1, 2, 2, 8)),
+    (7, 80, 512, BitStreamTile(1, 1, 3)),
+    (16, 40, 1536, BitStreamTile(2, 2, 2)),
+    (3, 52, 1024, BitStreamTile(4, 1, 3)),
+    (11, 24, 512, BitStreamTile(2, 2, 4)),
+    (21, 70, 1024, BitStreamTile(1, 4, 3)),
+    (9, 80, 1024, BitStreamTile(4, 1, 2, 8)),
+    (30, 140, 1024, BitStreamTile(1, 2, 2, 8)),
+)
+# The same of INT4, whose steps are 512 inputs and whose outputs are multiples of 16.
+INT4_CASES = (
+    (7, 80, 1024, BitStreamTile(1, 1, 3)),
+    (16, 48, 3072, BitStreamTile(2, 1, 2)),
+    (3, 64, 2048, BitStreamTile(4, 1, 3)),
+    (21, 32, 3072, BitStreamTile(1, 2, 2)),
+    (9, 80, 2048, BitStreamTile(2, 1, 2, 8)),
 )
 
 
@@ -48,22 +57,23 @@ class Fused(Product):
     def __init__(
         self, kind: QuantKind, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: str, gated: bool
     ) -> None:
-        super().__init__(kind, rows, outputs * (1 + gated), inputs, inputs, dtype, device)
+        super().__init__(kind, rows, outputs * (1 + gated), inputs, 128, dtype, device)
         self.gated, self.residual = gated, self.residual[:, :outputs].contiguous()
 
-    def run(self, tile: Stream8BitTile, bias: bool = True, add: bool = False, normed: bool = False) -> Tensor:
+    def run(self, tile: BitStreamTile, bias: bool = True, add: bool = False, normed: bool = False) -> Tensor:
         """By the card, or as the kernel says."""
         out = self.residual.clone() if add else torch.full_like(self.residual, float("nan"))
         norm = (self.norm_weight, EPS) if normed else None
         given_bias = self.bias if bias else None
-        multiply_8bit_streams(self.x, self.weight, given_bias, out, tile, norm, self.gated, add)
+        multiply_bit_streams(self.x, self.weight, given_bias, out, tile, norm, self.gated, add)
         return out
 
     def check(self, found: Tensor, bias: bool = True, add: bool = False, normed: bool = False) -> None:
         x = self.normed() if normed else self.x.double()
         sums = x @ self.numbers.t() + (self.bias.double() if bias else 0)
-        # Products of x and a norm's weight are rounded once.
-        spread = self.spread(x) if normed else torch.zeros_like(sums)
+        # Products of x and a norm's weight are rounded once, INT4's numbers as well.
+        is_rounded = normed or self.weight.kind is QuantKind.INT4
+        spread = self.spread(x) if is_rounded else torch.zeros_like(sums)
         spread = spread + 2.0**-20 * (x.abs() @ self.numbers.abs().t())
         if self.gated:
             gate, up = sums.chunk(2, 1)
@@ -77,7 +87,7 @@ class Fused(Product):
 
 
 def emulated(
-    product: Fused, tile: Stream8BitTile, eager: bool = False, careless: str | None = None, **what: bool
+    product: Fused, tile: BitStreamTile, eager: bool = False, careless: str | None = None, **what: bool
 ) -> Tensor:
     def numbers(source: tuple[object, ...] | str, operands: list[Tensor], kind: object) -> Tensor:
         if source == "product":
@@ -86,16 +96,12 @@ def emulated(
 
     with (
         kernels_on("cpu"),
-        mock.patch.object(streams, "byte_assembly", lambda kind, bf16: ("bytes", kind)),
-        mock.patch.object(streams, "bf16_product_assembly", lambda: "product"),
-        emulating(streams, "_stream_8bit_kernel", numbers, eager, careless),
+        mock.patch.object(operands, "byte_assembly", lambda kind, bf16: ("bytes", kind)),
+        mock.patch.object(operands, "dequantizing_assembly", lambda plane, bf16: ("nibbles", plane)),
+        mock.patch.object(operands, "bf16_product_assembly", lambda: "product"),
+        emulating(streams, "_bit_stream_kernel", numbers, eager, careless),
     ):
         return product.run(tile, **what)
-
-
-def fits(tile: Stream8BitTile, rows: int, gated: bool, norm_itemsize: int = 0) -> bool:
-    """Whether a card has room for a program's steps, beside which barriers take little."""
-    return tile.shared_bytes(rows, gated, norm_itemsize) <= MOST_SLOT_BYTES
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -103,7 +109,7 @@ def fits(tile: Stream8BitTile, rows: int, gated: bool, norm_itemsize: int = 0) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
 def test_what_the_kernel_says_agrees_with_fp64(
-    rows: int, outputs: int, inputs: int, tile: Stream8BitTile, kind: QuantKind, eager: bool, gated: bool
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, kind: QuantKind, eager: bool, gated: bool
 ) -> None:
     product = Fused(kind, rows, outputs, inputs, torch.float16 if eager else torch.bfloat16, "cpu", gated)
     product.check(emulated(product, tile, eager))
@@ -112,9 +118,22 @@ def test_what_the_kernel_says_agrees_with_fp64(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), INT4_CASES)
+def test_what_the_kernel_says_of_groups_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, eager: bool, gated: bool
+) -> None:
+    product = Fused(QuantKind.INT4, rows, outputs, inputs, torch.bfloat16, "cpu", gated)
+    product.check(emulated(product, tile, eager))
+    product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
+    product = Fused(QuantKind.INT4, rows, outputs, inputs, torch.float16, "cpu", gated)
+    product.check(emulated(product, tile, eager, add=True), add=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
 def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
-    rows: int, outputs: int, inputs: int, tile: Stream8BitTile, eager: bool, gated: bool
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, eager: bool, gated: bool
 ) -> None:
     product = Fused(QuantKind.FP8, rows, outputs, inputs, torch.bfloat16, "cpu", gated)
     product.check(emulated(product, tile, eager, normed=True), normed=True)
@@ -127,13 +146,16 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
 def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
     """Rows of every class, outputs that fill no tile, one step and many, all that is fused."""
     gated, normed, bias = (data.draw(st.booleans()) for _ in range(3))
+    kind = data.draw(st.sampled_from(QuantKind))
+    is_int4 = kind is QuantKind.INT4
     add = not gated and data.draw(st.booleans())
     slices, subs = data.draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))))
-    tile = Stream8BitTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))), data.draw(st.sampled_from((4, 8))))
-    inputs = slices * subs * 128 * data.draw(st.integers(1, 3))
+    tile = BitStreamTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))), data.draw(st.sampled_from((4, 8))))
+    inputs = slices * subs * (512 if is_int4 else 128) * data.draw(st.integers(1, 3))
     rows, outputs = data.draw(st.integers(1, 32)), data.draw(st.integers(1, 70))
+    outputs = 16 * (1 + outputs % 5) if is_int4 else outputs
     dtype = torch.bfloat16 if normed else torch.float16
-    product = Fused(data.draw(st.sampled_from(KINDS)), rows, outputs, inputs, dtype, "cpu", gated)
+    product = Fused(kind, rows, outputs, inputs, dtype, "cpu", gated)
     found = emulated(product, tile, data.draw(st.booleans()), bias=bias, add=add, normed=normed)
     product.check(found, bias, add, normed)
 
@@ -142,13 +164,13 @@ def test_a_wait_that_is_missing_shows() -> None:
     """The check of the checks."""
     product = Fused(QuantKind.INT8, 9, 40, 2048, torch.bfloat16, "cpu", False)
     with pytest.raises(AssertionError, match="times what is allowed"):
-        product.check(emulated(product, Stream8BitTile(2, 1, 3), careless="copies"))
+        product.check(emulated(product, BitStreamTile(2, 1, 3), careless="copies"))
 
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_row_does_not_depend_on_its_neighbours(normed: bool) -> None:
     product = Fused(QuantKind.FP8, 12, 40, 512, torch.bfloat16, "cpu", False)
-    tile = Stream8BitTile(2, 1, 3)
+    tile = BitStreamTile(2, 1, 3)
     together = emulated(product, tile, normed=normed)
     product.x[:3], product.x[6:] = float("nan"), float("inf")
     apart = emulated(product, tile, normed=normed)
@@ -161,35 +183,38 @@ def weight_of(outputs: int, inputs: int, kind: QuantKind = QuantKind.FP8, group:
 
 
 def test_the_kernel_takes_scales_of_outputs_and_whole_steps_on_its_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not takes_8bit_streams(weight_of(128, 4096))
+    assert not takes_bit_streams(weight_of(128, 4096))
     monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: True)
-    assert takes_8bit_streams(weight_of(100, 4096)) and takes_8bit_streams(weight_of(128, 512, QuantKind.INT8))
-    assert not takes_8bit_streams(weight_of(128, 4096 + 128))
-    assert not takes_8bit_streams(weight_of(128, 4096, QuantKind.INT8, 128))
-    assert not takes_8bit_streams(weight_of(128, 4096, QuantKind.INT4, 128))
+    assert takes_bit_streams(weight_of(100, 4096)) and takes_bit_streams(weight_of(128, 512, QuantKind.INT8))
+    assert not takes_bit_streams(weight_of(128, 4096 + 128))
+    assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT8, 128))
+    assert takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 128))
+    assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 64))
+    assert not takes_bit_streams(weight_of(144, 4096, QuantKind.INT4, 128))
 
 
+@pytest.mark.parametrize("kind", QuantKind)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("num_rows", [8, 16, 32])
-def test_variants_differ_and_fit_a_card(num_rows: int, gated: bool) -> None:
-    tiles = stream_8bit_variants(num_rows, gated)
-    assert len(set(tiles)) == len(tiles) > 2
-    assert all(fits(tile, num_rows, gated, norm_itemsize=4) for tile in tiles)
+def test_variants_differ_and_fit_a_card(kind: QuantKind, num_rows: int, gated: bool) -> None:
+    tiles = stream_bits_variants(kind, num_rows, gated)
+    assert len(set(tiles)) == len(tiles) > 1
+    assert all(tile.shared_bytes(kind, num_rows, gated, 4) <= MOST_SLOT_BYTES for tile in tiles)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QuantKind)
 @pytest.mark.parametrize(
     ("outputs", "inputs", "gated", "dtype", "tile"),
     [
-        (6144, 4096, False, torch.bfloat16, Stream8BitTile(1, 2, 4)),
-        (4096, 14_336, False, torch.bfloat16, Stream8BitTile(4, 1, 3)),
-        (14_336, 4096, True, torch.bfloat16, Stream8BitTile(1, 1, 4)),
-        (1010, 1536, False, torch.float16, Stream8BitTile(2, 2, 3)),
+        (6144, 4096, False, torch.bfloat16, BitStreamTile(1, 1, 4)),
+        (4096, 14_336, False, torch.bfloat16, BitStreamTile(2, 1, 3, 8)),
+        (14_336, 4096, True, torch.bfloat16, BitStreamTile(1, 1, 2)),
+        (1040, 2048, False, torch.float16, BitStreamTile(2, 2, 2)),
     ],
 )
 def test_a_card_agrees_with_fp64(
-    kind: QuantKind, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: Stream8BitTile
+    kind: QuantKind, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: BitStreamTile
 ) -> None:
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
@@ -203,22 +228,24 @@ def test_a_card_agrees_with_fp64(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "gated", "tile", "norm_dtype"),
+    ("kind", "outputs", "inputs", "gated", "tile", "norm_dtype"),
     [
-        (6144, 4096, False, Stream8BitTile(1, 1, 8), torch.bfloat16),
-        (6144, 4096, False, Stream8BitTile(2, 2, 4), torch.float32),
-        (1010, 1536, False, Stream8BitTile(4, 1, 6), torch.bfloat16),
-        (14_336, 4096, True, Stream8BitTile(2, 1, 3), torch.bfloat16),
-        (1000, 2560, True, Stream8BitTile(1, 2, 3), torch.float32),
+        (QuantKind.FP8, 6144, 4096, False, BitStreamTile(1, 1, 8), torch.bfloat16),
+        (QuantKind.INT8, 6144, 4096, False, BitStreamTile(2, 2, 4), torch.float32),
+        (QuantKind.INT4, 6144, 4096, False, BitStreamTile(2, 1, 3), torch.bfloat16),
+        (QuantKind.FP8, 1010, 1536, False, BitStreamTile(4, 1, 6, 8), torch.bfloat16),
+        (QuantKind.INT8, 14_336, 4096, True, BitStreamTile(2, 1, 3), torch.bfloat16),
+        (QuantKind.FP8, 1000, 2560, True, BitStreamTile(1, 2, 3), torch.float32),
+        (QuantKind.INT4, 14_336, 4096, True, BitStreamTile(1, 1, 2, 8), torch.bfloat16),
     ],
 )
 def test_a_card_s_norm_agrees_with_fp64(
-    outputs: int, inputs: int, gated: bool, tile: Stream8BitTile, norm_dtype: torch.dtype
+    kind: QuantKind, outputs: int, inputs: int, gated: bool, tile: BitStreamTile, norm_dtype: torch.dtype
 ) -> None:
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
     for rows in (2, 8, 9, 16, 17, 32):
-        product = Fused(QuantKind.FP8, rows, outputs, inputs, torch.bfloat16, "cuda", gated)
+        product = Fused(kind, rows, outputs, inputs, torch.bfloat16, "cuda", gated)
         product.norm_weight = product.norm_weight.to(norm_dtype)
         bias = rows % 2 == 0
         found = product.run(tile, bias=bias, normed=True)
