@@ -139,17 +139,27 @@ def _nibbles(held, scales, zeros, PLANE: gl.constexpr, DTYPE: gl.constexpr, LEFT
 
 @gluon.jit
 def _begin_byte_products(
-    words, rights, slot, sums,
-    PARTS: gl.constexpr, SIDE: gl.constexpr, SIDES: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr,
-    LEFT: gl.constexpr,
+    words, rights, slot, y, up,
+    PARTS: gl.constexpr, SIDES: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr, LEFT: gl.constexpr,
 ):  # fmt: skip
-    """Begins a step's products of a side of 8 bits, which are added to its sums."""
+    """Begins a step's products of 8 bits.
+
+    Of both sides, some are over before others begin, so that threads need fewer registers.
+    """
     for place in gl.static_range(PARTS):
         part = slot * PARTS + place
-        w, other_w = _numbers(words.index(part * SIDES + SIDE), KIND, DTYPE, LEFT)
-        sums = warpgroup_mma(w, rights.index(part * 2).permute((1, 0)), sums, is_async=True)
-        sums = warpgroup_mma(other_w, rights.index(part * 2 + 1).permute((1, 0)), sums, is_async=True)
-    return sums
+        x = rights.index(part * 2).permute((1, 0))
+        other_x = rights.index(part * 2 + 1).permute((1, 0))
+        w, other_w = _numbers(words.index(part * SIDES), KIND, DTYPE, LEFT)
+        y = warpgroup_mma(w, x, y, is_async=True)
+        y = warpgroup_mma(other_w, other_x, y, is_async=True)
+        if SIDES == 2:
+            w, other_w = _numbers(words.index(part * SIDES + 1), KIND, DTYPE, LEFT)
+            up = warpgroup_mma(w, x, up, is_async=True)
+            up = warpgroup_mma(other_w, other_x, up, is_async=True)
+            if place < PARTS - 1:
+                y, up = warpgroup_mma_wait(2, deps=[y, up])
+    return y, up
 
 
 @gluon.jit
@@ -191,7 +201,5 @@ def begin_products(
     if KIND == "int4":
         y, up = _begin_nibble_products(words, rights, scales, zeros, slot, y, up, PARTS, SIDES, DTYPE, LEFT)
     else:
-        y = _begin_byte_products(words, rights, slot, y, PARTS, 0, SIDES, KIND, DTYPE, LEFT)
-        if SIDES == 2:
-            up = _begin_byte_products(words, rights, slot, up, PARTS, 1, SIDES, KIND, DTYPE, LEFT)
+        y, up = _begin_byte_products(words, rights, slot, y, up, PARTS, SIDES, KIND, DTYPE, LEFT)
     return y, up
