@@ -7,8 +7,12 @@ Owns the tables of tiles and the sizes between them; which kernel takes a produc
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
+
+import torch
 
 from headrace_kernels import card
+from headrace_kernels.hopper.row_streams import MAX_WARPGROUP_ROWS, rows_class
 from headrace_kernels.linear.gemm_weight_only import GemmTile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import GemvTile
@@ -20,6 +24,7 @@ from headrace_kernels.linear.small_batch_8bit_sm90 import (
     rows_of,
     takes_small_batch_8bit,
 )
+from headrace_kernels.linear.stream_bits_sm90 import BitStreamTile, takes_bit_streams, takes_tile
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Tiles of one row for a gate and up projection, for products whose outputs are few (they are added
@@ -84,6 +89,49 @@ _SMALL_BATCH_8BIT_TILES: dict[tuple[QuantKind, int], tuple[SmallBatch8BitTile, .
         SmallBatch8BitTile(64, 2, 4, 3, 5),
     ),
 }
+
+
+class _BitStreamTiles(NamedTuple):
+    """Tiles of the kernel for sm_90 that streams weights of few bits; None: others are faster."""
+
+    gate_up: BitStreamTile | None
+    # Enough outputs for two programs of 64 to three multiprocessors.
+    many_outputs: BitStreamTile | None
+    few_outputs: BitStreamTile | None
+
+
+# Not measured. By bits and class of rows; what is missing, other kernels multiply.
+_BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
+    (8, 8): _BitStreamTiles(BitStreamTile(2, 1, 5), BitStreamTile(1, 2, 6), BitStreamTile(4, 1, 6, 8)),
+    (8, 16): _BitStreamTiles(BitStreamTile(1, 2, 3), BitStreamTile(1, 2, 6), BitStreamTile(4, 1, 6, 8)),
+    (8, 32): _BitStreamTiles(BitStreamTile(1, 1, 5), BitStreamTile(1, 2, 4), BitStreamTile(2, 1, 8)),
+    (4, 8): _BitStreamTiles(BitStreamTile(2, 1, 3), BitStreamTile(1, 1, 5), BitStreamTile(2, 1, 5)),
+    (4, 16): _BitStreamTiles(BitStreamTile(1, 1, 3), BitStreamTile(1, 1, 5), BitStreamTile(2, 1, 3)),
+    (4, 32): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(1, 1, 3), BitStreamTile(1, 1, 3)),
+}
+_FEWEST_BIT_STREAM_ROWS = 2
+
+
+def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> BitStreamTile | None:
+    """The tile of a product by `linear.stream_bits_sm90`; None: other kernels multiply."""
+    if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_bit_streams(weight):
+        return None
+    tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
+    if tiles is None:
+        return None
+    has_many = 3 * weight.num_outputs >= 2 * 64 * card.multiprocessors(weight.device)
+    tile = tiles.gate_up if gated else tiles.many_outputs if has_many else tiles.few_outputs
+    return tile if tile is not None and takes_tile(weight, tile) else None
+
+
+def norms_inside(num_rows: int, dtype: torch.dtype, tile: BitStreamTile, gated: bool) -> bool:
+    """Whether `linear.stream_bits_sm90` norms x itself, which it does in bf16 alone.
+
+    Not measured: it is so where the kernel of plain weights norms faster than a launch before it.
+    """
+    if dtype != torch.bfloat16:
+        return False
+    return num_rows <= 8 or (tile.slices == 1 and (num_rows <= 16 or not gated))
 
 
 def small_batch_8bit_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallBatch8BitTile | None:

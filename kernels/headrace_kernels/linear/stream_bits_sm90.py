@@ -361,7 +361,7 @@ _VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 8), (1, 2, 4), (1, 2, 6), (2, 1
 _VARIANTS += ((1, 1, 6, 8), (1, 2, 4, 8), (2, 1, 6, 8), (2, 2, 4, 8), (4, 1, 4, 8), (4, 1, 6, 8))
 _GATED_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 5), (1, 2, 3), (1, 2, 5), (2, 1, 3), (2, 1, 5), (2, 2, 3))
 _GATED_VARIANTS += ((4, 1, 3), (1, 1, 4, 8), (1, 1, 6, 8), (2, 1, 3, 8), (2, 1, 5, 8), (4, 1, 4, 8))
-_INT4_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 2), (1, 1, 3), (1, 1, 5), (2, 1, 3), (2, 1, 5), (4, 1, 2), (4, 1, 3))
+_INT4_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 2), (1, 1, 3), (1, 1, 5), (2, 1, 3), (2, 1, 5))
 _INT4_VARIANTS += ((1, 1, 3, 8), (1, 1, 4, 8), (2, 1, 2, 8), (2, 1, 3, 8), (2, 1, 4, 8), (4, 1, 2, 8), (4, 1, 3, 8))
 # Columns of a side's sums, rows of each slice, from which those of both sides leave no registers.
 _MOST_GATED_COLUMNS = 64
