@@ -486,7 +486,8 @@ def compile_bit_streams(arch: int) -> list[Any]:
         kinds = ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16), (QuantKind.INT4, torch.bfloat16))
         for (kind, dtype), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16, 32)):
             outputs, inputs = product.num_outputs * (1 + product.gated), product.num_inputs
-            weight = allocate(kind, outputs, inputs, 128 if kind is QuantKind.INT4 else inputs, dtype, torch.device("cpu"))
+            group = 128 if kind is QuantKind.INT4 else inputs
+            weight = allocate(kind, outputs, inputs, group, dtype, torch.device("cpu"))
             tile = launch_rules.bit_stream_rule(num_rows, weight, product.gated)
             if tile is None:
                 continue

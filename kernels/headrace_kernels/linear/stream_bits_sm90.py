@@ -125,7 +125,7 @@ def _copy_groups(desc, arrived, smem, slot, first_n, step, GROUPS: gl.constexpr)
 
 @gluon.jit
 def _side(sums, factors, scale, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, STORE: gl.constexpr):
-    """A side's sums [BLOCK_N, ROWS] times scales of outputs and a norm's factors of rows, if any."""
+    """A side's sums [BLOCK_N, ROWS] times outputs' scales and a norm's factors, if there are."""
     y = diagonal(sums, SLICES, BLOCK_N, ROWS, STORE)
     if scale is not None:
         y *= scale

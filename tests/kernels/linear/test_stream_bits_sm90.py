@@ -251,3 +251,35 @@ def test_a_card_s_norm_agrees_with_fp64(
         found = product.run(tile, bias=bias, normed=True)
         product.check(found, bias, normed=True)
         assert torch.equal(found, product.run(tile, bias=bias, normed=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize("rows", [8, 9, 32])
+def test_a_chain_of_early_launches_gives_the_bits_of_single_ones(kind: QuantKind, rows: int) -> None:
+    """The residual stream is read by a norm in each other product, and written by those between."""
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    ups = [Fused(kind, rows, 4096, 2048, torch.bfloat16, "cuda", False) for _ in range(10)]
+    downs = [Fused(kind, rows, 2048, 4096, torch.bfloat16, "cuda", False) for _ in range(10)]
+    start, norm = ups[0].x.clone(), (ups[0].norm_weight, EPS)
+    residual = torch.empty_like(start)
+
+    def launches(alone: bool) -> None:
+        residual.copy_(start)
+        for up, down in zip(ups, downs, strict=True):
+            wide = start.new_empty(rows, 4096)
+            for x, weight, out, given_norm in ((residual, up.weight, wide, norm), (wide, down.weight, residual, None)):
+                multiply_bit_streams(x, weight, None, out, BitStreamTile(2, 1, 3), given_norm, add=out is residual)
+                if alone:
+                    torch.cuda.synchronize()
+
+    launches(True)
+    expected = residual.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launches(False)
+    for _ in range(5):
+        graph.replay()
+        assert torch.equal(residual, expected)
+    assert expected.isfinite().all()
