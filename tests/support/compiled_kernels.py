@@ -53,9 +53,9 @@ from headrace_kernels.linear import (
     launch_rules,
     small_batch,
     small_batch_8bit_sm90,
-    stream_bits_sm90,
 )
 from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.few_bits import stream_sm90
 from headrace_kernels.linear.gated import dense as gated_dense
 from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
 from headrace_kernels.linear.w4a8 import dequantized, gemm_sm90
@@ -495,7 +495,7 @@ def compile_bit_streams(arch: int) -> list[Any]:
             is_inside = product.normed and launch_rules.norms_inside(num_rows, dtype, tile, product.gated)
             norm = (torch.empty(inputs, dtype=dtype), 1e-5) if is_inside else None
             bias = torch.empty(outputs, dtype=dtype) if num_rows == 8 else None
-            stream_bits_sm90.multiply_bit_streams(x, weight, bias, out, tile, norm, product.gated, product.add)
+            stream_sm90.multiply_bit_streams(x, weight, bias, out, tile, norm, product.gated, product.add)
     return compiled
 
 

@@ -13,6 +13,7 @@ import torch
 
 from headrace_kernels import card
 from headrace_kernels.hopper.row_streams import MAX_WARPGROUP_ROWS, rows_class
+from headrace_kernels.linear.few_bits.stream_sm90 import BitStreamTile, takes_bit_streams, takes_tile
 from headrace_kernels.linear.gemm_weight_only import GemmTile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import GemvTile
@@ -24,7 +25,6 @@ from headrace_kernels.linear.small_batch_8bit_sm90 import (
     rows_of,
     takes_small_batch_8bit,
 )
-from headrace_kernels.linear.stream_bits_sm90 import BitStreamTile, takes_bit_streams, takes_tile
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
 # Tiles of one row for a gate and up projection, for products whose outputs are few (they are added
@@ -113,7 +113,7 @@ _FEWEST_BIT_STREAM_ROWS = 2
 
 
 def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> BitStreamTile | None:
-    """The tile of a product by `linear.stream_bits_sm90`; None: other kernels multiply."""
+    """The tile of a product by `linear.few_bits.stream_sm90`; None: other kernels multiply."""
     if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_bit_streams(weight):
         return None
     tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
@@ -125,7 +125,7 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
 
 
 def norms_inside(num_rows: int, dtype: torch.dtype, tile: BitStreamTile, gated: bool) -> bool:
-    """Whether `linear.stream_bits_sm90` norms x itself, which it does in bf16 alone.
+    """Whether `linear.few_bits.stream_sm90` norms x itself, which it does in bf16 alone.
 
     Not measured: it is so where the kernel of plain weights norms faster than a launch before it.
     """

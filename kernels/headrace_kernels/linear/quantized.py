@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace_kernels.linear import gemm_fp8, gemm_int8
 from headrace_kernels.linear.dense import linear_reference as plain_linear_reference
+from headrace_kernels.linear.few_bits.stream_sm90 import multiply_bit_streams
 from headrace_kernels.linear.gemm_dequantized import dequantized_linear, multiply_in_blocks
 from headrace_kernels.linear.gemm_weight_only import multiply_gemm
 from headrace_kernels.linear.gemm_weight_only_sm90 import takes_warpgroups
@@ -32,7 +33,6 @@ from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, multiply_s
 from headrace_kernels.linear.small_batch_8bit_sm90 import (
     multiply_small_batch_8bit,
 )
-from headrace_kernels.linear.stream_bits_sm90 import multiply_bit_streams
 from headrace_kernels.linear.w4a8 import products as w4a8
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference, rounded_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens

@@ -18,6 +18,7 @@ from tests.support.examples import examples
 from tests.support.kernel_case import DTYPES, kernels_on
 
 from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.few_bits.stream_sm90 import takes_bit_streams, takes_tile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile
 from headrace_kernels.linear.gemv_8bit import takes_gemv
 from headrace_kernels.linear.gemv_int4 import Int4GemvTile
@@ -31,7 +32,6 @@ from headrace_kernels.linear.quantized import (
 )
 from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, takes
 from headrace_kernels.linear.small_batch_8bit_sm90 import takes_small_batch_8bit
-from headrace_kernels.linear.stream_bits_sm90 import takes_bit_streams, takes_tile
 from headrace_kernels.triton_runtime import forced
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind, allocate
 

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.hopper.launch import MOST_SLOT_BYTES
-from headrace_kernels.linear import stream_bits_operands as operands
-from headrace_kernels.linear import stream_bits_sm90 as streams
-from headrace_kernels.linear.stream_bits_sm90 import (
+from headrace_kernels.linear import launch_rules, quantized
+from headrace_kernels.linear.few_bits import operands
+from headrace_kernels.linear.few_bits import stream_sm90 as streams
+from headrace_kernels.linear.few_bits.stream_sm90 import (
     BitStreamTile,
     multiply_bit_streams,
     stream_bits_variants,
@@ -191,6 +192,61 @@ def test_the_kernel_takes_scales_of_outputs_and_whole_steps_on_its_own_cards(mon
     assert takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 128))
     assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 64))
     assert not takes_bit_streams(weight_of(144, 4096, QuantKind.INT4, 128))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules are asked as on an H200."""
+    monkeypatch.setattr(quantized, "uses_triton", lambda tensor: True)
+    for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
+        monkeypatch.setattr(card, what, lambda device: True)
+    monkeypatch.setattr(card, "multiprocessors", lambda device: 132)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kind", QuantKind)
+def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weight_of(6144, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
+    bits = 4 if kind is QuantKind.INT4 else 8
+    tiles = launch_rules._BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2), BitStreamTile(4, 1, 2))
+    monkeypatch.setattr(launch_rules, "_BIT_STREAM_TILES", {(bits, 32): tiles})
+    assert launch_rules.bit_stream_rule(16, weight) is None and launch_rules.bit_stream_rule(33, weight) is None
+    assert launch_rules.bit_stream_rule(20, weight) == tiles.many_outputs
+    assert launch_rules.bit_stream_rule(20, weight, gated=True) == tiles.gate_up
+    few = weight_of(4096, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
+    assert launch_rules.bit_stream_rule(32, few) == tiles.few_outputs
+    assert quantized.path_rule(20, weight) is quantized.Path.SMALL_BATCH and quantized.fuses(20, weight)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("num_rows", "dtype", "slices", "of_qkv", "of_gates"),
+    [
+        (8, torch.bfloat16, 4, True, True),
+        (9, torch.bfloat16, 1, True, True),
+        (9, torch.bfloat16, 2, False, False),
+        (17, torch.bfloat16, 1, True, False),
+        (8, torch.float16, 1, False, False),
+    ],
+)
+def test_the_kernel_norms_bf16_where_the_rule_says_so(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, slices: int, of_qkv: bool, of_gates: bool
+) -> None:
+    norms: list[object] = []
+
+    def norm_before(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norms.append("before")
+        return x
+
+    monkeypatch.setattr(quantized, "bit_stream_rule", lambda *product: BitStreamTile(slices, 1, 3))
+    monkeypatch.setattr(quantized, "rms_norm", norm_before)
+    monkeypatch.setattr(quantized, "multiply_bit_streams", lambda *given: norms.append(given[5]))
+    weight = allocate(QuantKind.FP8, 64, 512, 512, dtype, torch.device("cpu"))
+    x, norm_weight = torch.zeros(num_rows, 512, dtype=dtype), torch.zeros(512, dtype=dtype)
+    quantized.norm_linear(x, norm_weight, EPS, weight, None)
+    quantized.norm_swiglu(x, norm_weight, EPS, weight, None)
+    expected = [[(norm_weight, EPS)] if is_inside else ["before", None] for is_inside in (of_qkv, of_gates)]
+    assert norms == expected[0] + expected[1]
 
 
 @pytest.mark.parametrize("kind", QuantKind)

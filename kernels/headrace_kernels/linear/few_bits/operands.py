@@ -1,4 +1,4 @@
-"""Operands of `linear.stream_bits_sm90`: a weight's numbers in registers, and x in their order.
+"""Operands of `linear.few_bits.stream_sm90`: a weight's numbers in registers, and x in their order.
 
 Owns which thread holds which words and which x, and how both become operands of an instruction.
 

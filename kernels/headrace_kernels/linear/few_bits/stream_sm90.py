@@ -8,7 +8,7 @@ It is `linear.dense_small_batch_sm90`'s kernel, whose slices, copies, norm and e
 same, with the left operand in registers: a step's words come to shared memory, and each warp reads
 its own there, makes numbers of them and multiplies those. Inputs are multiplied in an order in
 which no number changes its thread on the way, which the warps give x in shared memory while the
-step before is multiplied (`stream_bits_operands`).
+step before is multiplied (`operands`).
 
 Scales of outputs multiply the sums in the end. INT4 has scales and zero points of groups of 128
 inputs, which come with a step's words: 512 inputs, four groups. Its numbers are rounded as
@@ -55,7 +55,7 @@ from headrace_kernels.hopper.row_streams import (
     weight_descriptor,
     x_descriptor,
 )
-from headrace_kernels.linear.stream_bits_operands import begin_products, prepare_x
+from headrace_kernels.linear.few_bits.operands import begin_products, prepare_x
 from headrace_kernels.weight_formats.kernel_layout import bits_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
