@@ -484,7 +484,7 @@ def compile_bit_streams(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
         compiled = stack.enter_context(compiling_for(arch))
         kinds = ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16), (QuantKind.INT4, torch.bfloat16))
-        for (kind, dtype), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16, 32)):
+        for (kind, dtype), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16)):
             outputs, inputs = product.num_outputs * (1 + product.gated), product.num_inputs
             group = 128 if kind is QuantKind.INT4 else inputs
             weight = allocate(kind, outputs, inputs, group, dtype, torch.device("cpu"))
@@ -492,7 +492,7 @@ def compile_bit_streams(arch: int) -> list[Any]:
             if tile is None:
                 continue
             x, out = (torch.empty(num_rows, size, dtype=dtype) for size in (inputs, product.num_outputs))
-            is_inside = product.normed and launch_rules.norms_inside(num_rows, dtype, tile, product.gated)
+            is_inside = product.normed and launch_rules.norms_inside(num_rows, dtype)
             norm = (torch.empty(inputs, dtype=dtype), 1e-5) if is_inside else None
             bias = torch.empty(outputs, dtype=dtype) if num_rows == 8 else None
             stream_sm90.multiply_bit_streams(x, weight, bias, out, tile, norm, product.gated, product.add)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from headrace_kernels import card
-from headrace_kernels.hopper.row_streams import MAX_WARPGROUP_ROWS, rows_class
-from headrace_kernels.linear.few_bits.stream_sm90 import BitStreamTile, takes_bit_streams, takes_tile
+from headrace_kernels.hopper.row_streams import rows_class
+from headrace_kernels.linear.few_bits.stream_sm90 import MAX_BIT_STREAM_ROWS, BitStreamTile, takes_bit_streams, takes_tile
 from headrace_kernels.linear.gemm_weight_only import GemmTile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import GemvTile
@@ -100,21 +100,22 @@ class _BitStreamTiles(NamedTuple):
     few_outputs: BitStreamTile | None
 
 
-# Not measured. By bits and class of rows; what is missing, other kernels multiply.
+# By bits and class of rows; what is missing, other kernels multiply. 32 layers of an 8B Llama take
+# an H200 2.17 ms in FP8 with 8 rows (2.33 without), 1.84 in INT4 (2.31) and with 16 rows 2.31
+# (3.11; docs/experiments.md, "few rows of few bits").
 _BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
-    (8, 8): _BitStreamTiles(BitStreamTile(2, 1, 5), BitStreamTile(1, 2, 6), BitStreamTile(4, 1, 6, 8)),
-    (8, 16): _BitStreamTiles(BitStreamTile(1, 2, 3), BitStreamTile(1, 2, 6), BitStreamTile(4, 1, 6, 8)),
-    (8, 32): _BitStreamTiles(BitStreamTile(1, 1, 5), BitStreamTile(1, 2, 4), BitStreamTile(2, 1, 8)),
-    (4, 8): _BitStreamTiles(BitStreamTile(2, 1, 3), BitStreamTile(1, 1, 5), BitStreamTile(2, 1, 5)),
-    (4, 16): _BitStreamTiles(BitStreamTile(1, 1, 3), BitStreamTile(1, 1, 5), BitStreamTile(2, 1, 3)),
-    (4, 32): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(1, 1, 3), BitStreamTile(1, 1, 3)),
+    (8, 8): _BitStreamTiles(BitStreamTile(1, 2, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6)),
+    (8, 16): _BitStreamTiles(BitStreamTile(1, 1, 5), None, None),
+    (4, 8): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 3), None),
+    (4, 16): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3)),
 }
 _FEWEST_BIT_STREAM_ROWS = 2
+_MOST_ROWS_NORMED_INSIDE = 8
 
 
 def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> BitStreamTile | None:
     """The tile of a product by `linear.few_bits.stream_sm90`; None: other kernels multiply."""
-    if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_WARPGROUP_ROWS or not takes_bit_streams(weight):
+    if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_BIT_STREAM_ROWS or not takes_bit_streams(weight):
         return None
     tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
     if tiles is None:
@@ -124,14 +125,12 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
     return tile if tile is not None and takes_tile(weight, tile) else None
 
 
-def norms_inside(num_rows: int, dtype: torch.dtype, tile: BitStreamTile, gated: bool) -> bool:
+def norms_inside(num_rows: int, dtype: torch.dtype) -> bool:
     """Whether `linear.few_bits.stream_sm90` norms x itself, which it does in bf16 alone.
 
-    Not measured: it is so where the kernel of plain weights norms faster than a launch before it.
+    With 9 rows and more a launch before it is faster (INT4, QKV with 16 rows: 11.4 us, 11.6 inside).
     """
-    if dtype != torch.bfloat16:
-        return False
-    return num_rows <= 8 or (tile.slices == 1 and (num_rows <= 16 or not gated))
+    return dtype == torch.bfloat16 and num_rows <= _MOST_ROWS_NORMED_INSIDE
 
 
 def small_batch_8bit_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallBatch8BitTile | None:

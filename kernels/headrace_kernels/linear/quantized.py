@@ -89,8 +89,6 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
         return Path.SCALED
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_BATCH_ROWS or small_batch_8bit_rule(num_rows, weight) is not None:
         return Path.SMALL_BATCH
-    if all(bit_stream_rule(num_rows, weight, gated) is not None for gated in (False, True)):
-        return Path.SMALL_BATCH
     if num_rows >= w4a8.FEWEST_W4A8_ROWS and w4a8.can_scale(weight):
         return Path.SCALED
     if num_rows >= _FEWEST_SCALED_ROWS and (gemm_fp8.can_scale(weight) or gemm_int8.can_scale(weight)):
@@ -193,7 +191,7 @@ def _multiply_fused(
     streams = bit_stream_rule(x.shape[0], weight, gated)
     small_batch_8bit_tile = small_batch_8bit_rule(x.shape[0], weight, gated)
     if streams is not None:
-        if norm is not None and not norms_inside(x.shape[0], x.dtype, streams, gated):
+        if norm is not None and not norms_inside(x.shape[0], x.dtype):
             x, norm = rms_norm(x, *norm), None
         multiply_bit_streams(x, weight, bias, out, streams, norm, gated, add)
     elif small_batch_8bit_tile is not None:

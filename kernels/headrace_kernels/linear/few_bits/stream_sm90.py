@@ -1,4 +1,4 @@
-"""The kernel of 2 to 32 rows for weights of 8 and 4 bits, on sm_90, with all that is fused.
+"""The kernel of 2 to 16 rows for weights of 8 and 4 bits, on sm_90, with all that is fused.
 
 Owns the kernel, its launch, which weights it takes, and the tiles that are worth trying; which
 product it takes is `linear.launch_rules`'. It is written in Gluon, because the order of copies,
@@ -47,7 +47,6 @@ from headrace_kernels.hopper.ring import (
     slot_before,
 )
 from headrace_kernels.hopper.row_streams import (
-    MAX_WARPGROUP_ROWS,
     copy_weight,
     copy_x,
     diagonal,
@@ -59,6 +58,8 @@ from headrace_kernels.linear.few_bits.operands import begin_products, prepare_x
 from headrace_kernels.weight_formats.kernel_layout import bits_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 
+# More were slower than by kernels for more rows (docs/experiments.md, "few rows of few bits").
+MAX_BIT_STREAM_ROWS = 16
 # Bytes of a part, which the copy engine's widest pattern has, and inputs of a piece of x.
 _PART_BYTES = 128
 _PIECE_INPUTS = 64
@@ -285,7 +286,7 @@ def takes_bit_streams(weight: QuantizedWeight) -> bool:
         and weight.num_inputs % (_MOST_PARTS * _PART_BYTES) == 0
         and all(part is None or part.data_ptr() % 16 == 0 for part in bits_of(weight))
         # Places in a result are 32 bits.
-        and weight.num_outputs * MAX_WARPGROUP_ROWS < 1 << 31
+        and weight.num_outputs * MAX_BIT_STREAM_ROWS < 1 << 31
     )
 
 
@@ -320,7 +321,7 @@ def multiply_bit_streams(
     """Some rows times a weight such that `takes_bit_streams(weight)`.
 
     Args:
-        x: [num_rows, K], at most MAX_WARPGROUP_ROWS of them.
+        x: [num_rows, K], at most MAX_BIT_STREAM_ROWS of them.
         weight: N outputs, or 2 N with the gate first.
         bias: One per output of the weight.
         out: [num_rows, N], written, or with `add` added to.
@@ -331,7 +332,7 @@ def multiply_bit_streams(
         add: The result is added to `out`.
     """
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
-    assert 1 <= num_rows <= MAX_WARPGROUP_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
+    assert 1 <= num_rows <= MAX_BIT_STREAM_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert weight.num_outputs == num_outputs * (2 if gated else 1) and out.is_contiguous()
     assert takes_tile(weight, tile) and tile.slots >= 2
     assert norm is None or (x.dtype == torch.bfloat16 and norm[0].shape == (num_inputs,))
@@ -357,12 +358,12 @@ def multiply_bit_streams(
 
 
 # Slices, parts of 128 inputs, slots, warps.
-_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 8), (1, 2, 4), (1, 2, 6), (2, 1, 8), (2, 2, 4), (2, 2, 6), (4, 1, 6))
-_VARIANTS += ((1, 1, 6, 8), (1, 2, 4, 8), (2, 1, 6, 8), (2, 2, 4, 8), (4, 1, 4, 8), (4, 1, 6, 8))
+_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 8), (1, 2, 4), (1, 2, 6), (2, 1, 5), (2, 2, 4), (2, 2, 6), (4, 1, 6))
+_VARIANTS += ((4, 1, 4), (1, 2, 4, 8), (2, 1, 6, 8), (2, 2, 4, 8), (4, 1, 4, 8), (4, 1, 6, 8))
 _GATED_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 5), (1, 2, 3), (1, 2, 5), (2, 1, 3), (2, 1, 5), (2, 2, 3))
 _GATED_VARIANTS += ((4, 1, 3), (1, 1, 4, 8), (1, 1, 6, 8), (2, 1, 3, 8), (2, 1, 5, 8), (4, 1, 4, 8))
-_INT4_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 2), (1, 1, 3), (1, 1, 5), (2, 1, 3), (2, 1, 5))
-_INT4_VARIANTS += ((1, 1, 3, 8), (1, 1, 4, 8), (2, 1, 2, 8), (2, 1, 3, 8), (2, 1, 4, 8), (4, 1, 2, 8), (4, 1, 3, 8))
+_INT4_VARIANTS: tuple[tuple[int, ...], ...] = ((1, 1, 2), (1, 1, 3), (1, 1, 5), (2, 1, 2), (2, 1, 3), (2, 1, 5), (4, 1, 2))
+_INT4_VARIANTS += ((4, 1, 3), (1, 1, 3, 8), (2, 1, 2, 8), (2, 1, 3, 8), (2, 1, 4, 8), (4, 1, 2, 8), (4, 1, 3, 8))
 # Columns of a side's sums, rows of each slice, from which those of both sides leave no registers.
 _MOST_GATED_COLUMNS = 64
 
