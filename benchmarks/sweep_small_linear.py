@@ -20,13 +20,9 @@ import torch
 
 from benchmarks.graph_timing import graph_seconds
 from benchmarks.kernel_cases.small_linear import SHAPES, Operands, Shape
+from headrace_kernels.hopper.row_streams import MAX_WARPGROUP_ROWS
 from headrace_kernels.linear.dense_small_batch_kernels import MAX_ROWS, Tile, variants
-from headrace_kernels.linear.dense_small_batch_sm90 import (
-    MAX_WARPGROUP_ROWS,
-    StreamTile,
-    stream_variants,
-    takes_streams,
-)
+from headrace_kernels.linear.dense_small_batch_sm90 import StreamTile, stream_variants, takes_streams
 
 # Together far more than the 50 MB of an H200's L2 cache.
 ROTATED_BYTES = 400e6

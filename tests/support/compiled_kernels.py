@@ -55,6 +55,7 @@ from headrace_kernels.linear import (
     small_batch_8bit_sm90,
 )
 from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.few_bits import stream_sm90
 from headrace_kernels.linear.gated import dense as gated_dense
 from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
 from headrace_kernels.linear.w4a8 import dequantized, gemm_sm90
@@ -473,6 +474,31 @@ def compile_few(arch: int) -> list[Any]:
     return compiled
 
 
+def compile_bit_streams(arch: int) -> list[Any]:
+    """Compiles the kernel that streams weights of few bits: the rules' tiles of each class of rows.
+
+    Products have all that is fused, norms where the rule says that they are inside.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
+        stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
+        compiled = stack.enter_context(compiling_for(arch))
+        kinds = ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16), (QuantKind.INT4, torch.bfloat16))
+        for (kind, dtype), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16)):
+            outputs, inputs = product.num_outputs * (1 + product.gated), product.num_inputs
+            group = 128 if kind is QuantKind.INT4 else inputs
+            weight = allocate(kind, outputs, inputs, group, dtype, torch.device("cpu"))
+            tile = launch_rules.bit_stream_rule(num_rows, weight, product.gated)
+            if tile is None:
+                continue
+            x, out = (torch.empty(num_rows, size, dtype=dtype) for size in (inputs, product.num_outputs))
+            is_inside = product.normed and launch_rules.norms_inside(num_rows, dtype)
+            norm = (torch.empty(inputs, dtype=dtype), 1e-5) if is_inside else None
+            bias = torch.empty(outputs, dtype=dtype) if num_rows == 8 else None
+            stream_sm90.multiply_bit_streams(x, weight, bias, out, tile, norm, product.gated, product.add)
+    return compiled
+
+
 def compile_scaled(arch: int) -> list[Any]:
     """Compiles the GEMM of rounded tokens: every class of rows, each size of tile once.
 
@@ -788,6 +814,7 @@ _ROOMS = {
     "nibble_rows": compile_nibble_rows,
     "nibble_rows_all": functools.partial(compile_nibble_rows, every=True),
     "few": compile_few,
+    "bit_streams": compile_bit_streams,
     "scaled": compile_scaled,
     "w4a8": compile_w4a8,
     "head": compile_head,

@@ -18,14 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace_kernels import card
+from headrace_kernels.hopper.row_streams import MAX_WARPGROUP_ROWS, rows_class
 from headrace_kernels.linear.dense_small_batch_kernels import Tile, multiply
-from headrace_kernels.linear.dense_small_batch_sm90 import (
-    MAX_WARPGROUP_ROWS,
-    StreamTile,
-    multiply_streams,
-    rows_class,
-    takes_streams,
-)
+from headrace_kernels.linear.dense_small_batch_sm90 import StreamTile, multiply_streams, takes_streams
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.swiglu import swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton

@@ -65,10 +65,16 @@ from headrace_kernels.hopper.ring import (
     publish_barriers,
     slot_before,
 )
+from headrace_kernels.hopper.row_streams import (
+    MAX_WARPGROUP_ROWS,
+    copy_weight,
+    copy_x,
+    diagonal,
+    rows_class,
+    weight_descriptor,
+    x_descriptor,
+)
 
-# Rows that a program multiplies: those of a product are the first of these that has room.
-ROW_CLASSES = (8, 16, 32)
-MAX_WARPGROUP_ROWS = ROW_CLASSES[-1]
 # Outputs of an instruction, and inputs that the copy engine's widest pattern has.
 _WIDTH = 64
 _NUM_WARPS = 4
@@ -101,29 +107,11 @@ class StreamTile(NamedTuple):
         return self.slots * _step_bytes(self, num_rows, gated, norm_itemsize)
 
 
-def rows_class(num_rows: int) -> int:
-    """Rows that a program multiplies, of `ROW_CLASSES`."""
-    return next(rows for rows in ROW_CLASSES if num_rows <= rows)
-
-
 def _step_bytes(tile: StreamTile, num_rows: int, gated: bool, norm_itemsize: int) -> int:
     """Bytes that the copy engine brings for a step: of the weight, x, and the norm's weight."""
     sides = 2 if gated else 1
     numbers = sides * _WIDTH + tile.slices * rows_class(num_rows)
     return tile.subs * _WIDTH * (2 * numbers + tile.slices * norm_itemsize)
-
-
-@gluon.jit
-def _copy_weight(weight_desc, arrived, weight_smem, slot, first_n, step, SUBS: gl.constexpr):
-    """A step's weight, of the outputs from `first_n` on."""
-    corner = [step * SUBS, 0, 0, first_n, 0]
-    tma.async_copy_global_to_shared(weight_desc, corner, arrived.index(slot), weight_smem.index(slot))
-
-
-@gluon.jit
-def _copy_x(x_desc, arrived, x_smem, slot, step, SUBS: gl.constexpr):
-    """A step's inputs of all rows, the same as of the weight."""
-    tma.async_copy_global_to_shared(x_desc, [step * SUBS, 0, 0, 0], arrived.index(slot), x_smem.index(slot))
 
 
 @gluon.jit
@@ -166,25 +154,6 @@ def _begin_products(lefts, rights, slot, y, up, SUBS: gl.constexpr, SIDES: gl.co
     return y, up
 
 
-@gluon.jit
-def _diagonal(sums, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, STORE: gl.constexpr):
-    """Adds up the diagonal's blocks of [SLICES BLOCK_N, SLICES ROWS]: [BLOCK_N, ROWS] in STORE.
-
-    They change threads once, through shared memory, out of which each block is read by itself.
-    """
-    if SLICES > 1:
-        # Outputs side by side, as a thread of STORE has them.
-        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
-        smem = gl.allocate_shared_memory(gl.float32, [SLICES * BLOCK_N, SLICES * ROWS], FLAT)
-        smem.store(sums)
-        added = smem.slice(0, BLOCK_N, 0).slice(0, ROWS, 1).load(STORE)
-        for part in gl.static_range(1, SLICES):
-            added += smem.slice(part * BLOCK_N, BLOCK_N, 0).slice(part * ROWS, ROWS, 1).load(STORE)
-    else:
-        added = gl.convert_layout(sums, STORE)
-    return added
-
-
 @gluon.jit(do_not_specialize=["M"])
 def _stream_kernel(
     weight_desc, x_desc, norm_desc, bias_ptr, out_ptr, M, eps,
@@ -215,14 +184,14 @@ def _stream_kernel(
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             mbarrier.expect(arrived.index(place), STEP_BYTES)
-            _copy_weight(weight_desc, arrived, weight_smem, place, first_n, place, SUBS)
+            copy_weight(weight_desc, arrived, weight_smem, place, first_n, place, SUBS)
             if NORMED:
                 _copy_norm(norm_desc, arrived, norm_smem, place, place, SUBS)
     grid_behind_may_start()
     grid_before_is_done()
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
-            _copy_x(x_desc, arrived, x_smem, place, place, SUBS)
+            copy_x(x_desc, arrived, x_smem, place, place, SUBS)
     # Four outputs of a row in a thread. What is added to them is asked for before the products, so
     # that nothing waits for it behind them.
     STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
@@ -264,8 +233,8 @@ def _stream_kernel(
         ahead = step + (SLOTS - 1)
         if ahead < STEPS:
             mbarrier.expect(arrived.index(free_slot), STEP_BYTES)
-            _copy_weight(weight_desc, arrived, weight_smem, free_slot, first_n, ahead, SUBS)
-            _copy_x(x_desc, arrived, x_smem, free_slot, ahead, SUBS)
+            copy_weight(weight_desc, arrived, weight_smem, free_slot, first_n, ahead, SUBS)
+            copy_x(x_desc, arrived, x_smem, free_slot, ahead, SUBS)
             if NORMED:
                 _copy_norm(norm_desc, arrived, norm_smem, free_slot, ahead, SUBS)
         y, up = _begin_products(lefts, rights, slot, y, up, SUBS, SIDES)
@@ -283,14 +252,14 @@ def _stream_kernel(
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
-    y = _diagonal(y, SLICES, BLOCK_N, ROWS, STORE)
+    y = diagonal(y, SLICES, BLOCK_N, ROWS, STORE)
     if NORMED:
         factors = gl.convert_layout(gl.rsqrt(gl.sum(squares, 1) / K + eps), gl.SliceLayout(0, STORE))
         y *= gl.expand_dims(factors, 0)
     if bias_ptr is not None:
         y += bias
     if GATED:
-        up = _diagonal(up, SLICES, BLOCK_N, ROWS, STORE)
+        up = diagonal(up, SLICES, BLOCK_N, ROWS, STORE)
         if NORMED:
             up *= gl.expand_dims(factors, 0)
         if bias_ptr is not None:
@@ -315,19 +284,6 @@ def takes_streams(weight: Tensor) -> bool:
         # Places in a result are 32 bits.
         and weight.shape[0] * MAX_WARPGROUP_ROWS < 1 << 31
     )
-
-
-def _weight_descriptor(weight: Tensor, tile: StreamTile, gated: bool) -> TensorDescriptor:
-    """Steps of a program's outputs: [64 inputs, gate or up, slice, output, input]."""
-    sides, share = 2 if gated else 1, weight.shape[1] // tile.slices
-    view = weight.view(sides, -1, tile.slices, share // _WIDTH, _WIDTH).permute(3, 0, 2, 1, 4)
-    return box_descriptor(view, [tile.subs, sides, tile.slices, tile.block_n, _WIDTH])
-
-
-def _x_descriptor(x: Tensor, tile: StreamTile, rows: int) -> TensorDescriptor:
-    """Steps of all rows: [64 inputs, slice, row, input]."""
-    view = x.view(len(x), tile.slices, -1, _WIDTH).permute(2, 1, 0, 3)
-    return box_descriptor(view, [tile.subs, tile.slices, rows, _WIDTH])
 
 
 def _norm_descriptor(norm_weight: Tensor, tile: StreamTile) -> TensorDescriptor:
@@ -367,7 +323,8 @@ def multiply_streams(
     rows = rows_class(num_rows)
     norm_weight, eps = (None, 0.0) if norm is None else (aligned(norm[0]), norm[1])
     _stream_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
-        _weight_descriptor(weight, tile, gated), _x_descriptor(aligned(x), tile, rows),
+        weight_descriptor(weight, tile.slices, tile.subs, tile.block_n, gated),
+        x_descriptor(aligned(x), tile.slices, tile.subs, rows),
         None if norm_weight is None else _norm_descriptor(norm_weight, tile), bias, out, num_rows, eps,
         N=num_outputs, K=num_inputs, SLICES=tile.slices, SUBS=tile.subs, SLOTS=tile.slots, ROWS=rows,
         STEP_BYTES=_step_bytes(tile, num_rows, gated, 0 if norm_weight is None else norm_weight.itemsize),

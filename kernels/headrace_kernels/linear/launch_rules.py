@@ -7,8 +7,13 @@ Owns the tables of tiles and the sizes between them; which kernel takes a produc
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
+
+import torch
 
 from headrace_kernels import card
+from headrace_kernels.hopper.row_streams import rows_class
+from headrace_kernels.linear.few_bits.stream_sm90 import MAX_BIT_STREAM_ROWS, BitStreamTile, takes_bit_streams, takes_tile
 from headrace_kernels.linear.gemm_weight_only import GemmTile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import GemvTile
@@ -84,6 +89,48 @@ _SMALL_BATCH_8BIT_TILES: dict[tuple[QuantKind, int], tuple[SmallBatch8BitTile, .
         SmallBatch8BitTile(64, 2, 4, 3, 5),
     ),
 }
+
+
+class _BitStreamTiles(NamedTuple):
+    """Tiles of the kernel for sm_90 that streams weights of few bits; None: others are faster."""
+
+    gate_up: BitStreamTile | None
+    # Enough outputs for two programs of 64 to three multiprocessors.
+    many_outputs: BitStreamTile | None
+    few_outputs: BitStreamTile | None
+
+
+# By bits and class of rows; what is missing, other kernels multiply. 32 layers of an 8B Llama take
+# an H200 2.17 ms in FP8 with 8 rows (2.33 without), 1.84 in INT4 (2.31) and with 16 rows 2.31
+# (3.11; docs/experiments.md, "few rows of few bits").
+_BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
+    (8, 8): _BitStreamTiles(BitStreamTile(1, 2, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6)),
+    (8, 16): _BitStreamTiles(BitStreamTile(1, 1, 5), None, None),
+    (4, 8): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 3), None),
+    (4, 16): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3)),
+}
+_FEWEST_BIT_STREAM_ROWS = 2
+_MOST_ROWS_NORMED_INSIDE = 8
+
+
+def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> BitStreamTile | None:
+    """The tile of a product by `linear.few_bits.stream_sm90`; None: other kernels multiply."""
+    if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_BIT_STREAM_ROWS or not takes_bit_streams(weight):
+        return None
+    tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
+    if tiles is None:
+        return None
+    has_many = 3 * weight.num_outputs >= 2 * 64 * card.multiprocessors(weight.device)
+    tile = tiles.gate_up if gated else tiles.many_outputs if has_many else tiles.few_outputs
+    return tile if tile is not None and takes_tile(weight, tile) else None
+
+
+def norms_inside(num_rows: int, dtype: torch.dtype) -> bool:
+    """Whether `linear.few_bits.stream_sm90` norms x itself, which it does in bf16 alone.
+
+    With 9 rows and more a launch before it is faster (INT4, QKV with 16 rows: 11.4 us, 11.6 inside).
+    """
+    return dtype == torch.bfloat16 and num_rows <= _MOST_ROWS_NORMED_INSIDE
 
 
 def small_batch_8bit_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False) -> SmallBatch8BitTile | None:

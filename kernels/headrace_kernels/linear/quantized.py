@@ -15,12 +15,20 @@ from torch import Tensor
 
 from headrace_kernels.linear import gemm_fp8, gemm_int8
 from headrace_kernels.linear.dense import linear_reference as plain_linear_reference
+from headrace_kernels.linear.few_bits.stream_sm90 import multiply_bit_streams
 from headrace_kernels.linear.gemm_dequantized import dequantized_linear, multiply_in_blocks
 from headrace_kernels.linear.gemm_weight_only import multiply_gemm
 from headrace_kernels.linear.gemm_weight_only_sm90 import takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import multiply_gemv, takes_gemv
 from headrace_kernels.linear.input_order import take_inputs
-from headrace_kernels.linear.launch_rules import gemm_rule, gemv_rule, small_batch_8bit_rule, small_batch_rule
+from headrace_kernels.linear.launch_rules import (
+    bit_stream_rule,
+    gemm_rule,
+    gemv_rule,
+    norms_inside,
+    small_batch_8bit_rule,
+    small_batch_rule,
+)
 from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, multiply_small_batch, takes
 from headrace_kernels.linear.small_batch_8bit_sm90 import (
     multiply_small_batch_8bit,
@@ -180,8 +188,13 @@ def _multiply_fused(
 
     Arguments are those of `multiply_small_batch`.
     """
+    streams = bit_stream_rule(x.shape[0], weight, gated)
     small_batch_8bit_tile = small_batch_8bit_rule(x.shape[0], weight, gated)
-    if small_batch_8bit_tile is not None:
+    if streams is not None:
+        if norm is not None and not norms_inside(x.shape[0], x.dtype):
+            x, norm = rms_norm(x, *norm), None
+        multiply_bit_streams(x, weight, bias, out, streams, norm, gated, add)
+    elif small_batch_8bit_tile is not None:
         multiply_small_batch_8bit(x, weight, bias, out, small_batch_8bit_tile, norm, gated, add)
     elif x.shape[0] == 1 and takes_gemv(weight):
         multiply_gemv(x, weight, bias, out, gemv_rule(weight, gated), norm, gated, add)

@@ -55,6 +55,13 @@ def dequantizing_assembly(part, bf16):
 
 
 @triton.constexpr_function
+def bf16_product_assembly():
+    """Two products of bf16, each rounded once."""
+    # Plus -0: before sm_90 there is no product alone.
+    return "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }"
+
+
+@triton.constexpr_function
 def byte_assembly(kind, bf16):
     """Four bytes are in a register, and become two of two numbers.
 
@@ -265,9 +272,9 @@ def scaled_by_norm(x, norm, PLAIN: tl.constexpr):
     if PLAIN:
         return x.to(tl.float32) * norm.to(tl.float32)
     else:
-        # Plus -0: before sm_90 there is no product alone.
+        product: tl.constexpr = bf16_product_assembly()
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }",
+            product,
             "=r,r,r",
             [x, norm],
             dtype=tl.bfloat16,

@@ -18,10 +18,18 @@ from tests.support.examples import examples
 from tests.support.kernel_case import DTYPES, kernels_on
 
 from headrace_kernels.linear import quantized as quantized_linear
+from headrace_kernels.linear.few_bits.stream_sm90 import takes_bit_streams, takes_tile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile
 from headrace_kernels.linear.gemv_8bit import takes_gemv
 from headrace_kernels.linear.gemv_int4 import Int4GemvTile
-from headrace_kernels.linear.quantized import Path, gemm_rule, gemv_rule, path_rule, small_batch_8bit_rule
+from headrace_kernels.linear.quantized import (
+    Path,
+    bit_stream_rule,
+    gemm_rule,
+    gemv_rule,
+    path_rule,
+    small_batch_8bit_rule,
+)
 from headrace_kernels.linear.small_batch import MAX_SMALL_BATCH_ROWS, takes
 from headrace_kernels.linear.small_batch_8bit_sm90 import takes_small_batch_8bit
 from headrace_kernels.triton_runtime import forced
@@ -106,8 +114,12 @@ def test_what_is_chosen_takes_the_shape(
     weight = allocate(kind, outputs, inputs, group or inputs, dtype, torch.device("meta"), arrangement)
     with forced():
         path, few = path_rule(rows, weight), small_batch_8bit_rule(rows, weight, gated)
+        streams = bit_stream_rule(rows, weight, gated)
         if path is Path.SMALL_BATCH:
-            assert rows and (few is not None or (rows <= MAX_SMALL_BATCH_ROWS and takes(weight)))
+            assert rows and (few is not None or streams is not None or (rows <= MAX_SMALL_BATCH_ROWS and takes(weight)))
+        if streams is not None:
+            assert takes_bit_streams(weight) and takes_tile(weight, streams)
+            assert streams.shared_bytes(kind, rows, gated, 4) <= SHARED_BYTES - 1024
         if few is not None:
             assert takes_small_batch_8bit(weight) and path is Path.SMALL_BATCH and few.splits >= 1
         if rows == 1 and takes_gemv(weight):

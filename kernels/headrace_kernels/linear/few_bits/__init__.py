@@ -1,0 +1,5 @@
+"""Products of 2 to 16 rows with weights of 8 and 4 bits on sm_90, with all that is fused.
+
+stream_sm90       the kernel, its launch, which weights it takes
+operands          in the kernel: words become numbers in registers, and x lies in their order
+"""

@@ -1,0 +1,333 @@
+"""Products of 2 to 16 rows with weights of 8 and 4 bits that stream by, with all that is fused.
+
+The kernel is emulated without a GPU, run on one, and asked which weights and rows it is for.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.linear.test_gemm_weight_only_sm90 import assembly
+from tests.kernels.linear.test_quantized_linear import EPS, Product, assert_close
+from tests.support.gluon_emulation import emulating
+from tests.support.kernel_case import kernels_on
+from torch import Tensor
+
+from headrace_kernels import card
+from headrace_kernels.hopper.launch import MOST_SLOT_BYTES
+from headrace_kernels.linear import launch_rules, quantized
+from headrace_kernels.linear.few_bits import operands
+from headrace_kernels.linear.few_bits import stream_sm90 as streams
+from headrace_kernels.linear.few_bits.stream_sm90 import (
+    BitStreamTile,
+    multiply_bit_streams,
+    stream_bits_variants,
+    takes_bit_streams,
+)
+from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+
+KINDS = (QuantKind.FP8, QuantKind.INT8)
+# Rows, outputs, inputs, tile: each class of rows, outputs that fill no tile, each number of slices,
+# few and many slots, more slots than steps.
+CASES = (
+    (7, 80, 512, BitStreamTile(1, 1, 3)),
+    (16, 40, 1536, BitStreamTile(2, 2, 2)),
+    (3, 52, 1024, BitStreamTile(4, 1, 3)),
+    (11, 24, 512, BitStreamTile(2, 2, 4)),
+    (21, 70, 1024, BitStreamTile(1, 4, 3)),
+    (9, 80, 1024, BitStreamTile(4, 1, 2, 8)),
+    (30, 140, 1024, BitStreamTile(1, 2, 2, 8)),
+)
+# The same of INT4, whose steps are 512 inputs and whose outputs are multiples of 16.
+INT4_CASES = (
+    (7, 80, 1024, BitStreamTile(1, 1, 3)),
+    (16, 48, 3072, BitStreamTile(2, 1, 2)),
+    (3, 64, 2048, BitStreamTile(4, 1, 3)),
+    (13, 32, 3072, BitStreamTile(1, 2, 2)),
+    (9, 80, 2048, BitStreamTile(2, 1, 2, 8)),
+)
+
+
+class Fused(Product):
+    """A product, and what comes of it with all that is fused, in fp64."""
+
+    def __init__(
+        self, kind: QuantKind, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: str, gated: bool
+    ) -> None:
+        super().__init__(kind, rows, outputs * (1 + gated), inputs, 128, dtype, device)
+        self.gated, self.residual = gated, self.residual[:, :outputs].contiguous()
+
+    def run(self, tile: BitStreamTile, bias: bool = True, add: bool = False, normed: bool = False) -> Tensor:
+        """By the card, or as the kernel says."""
+        out = self.residual.clone() if add else torch.full_like(self.residual, float("nan"))
+        norm = (self.norm_weight, EPS) if normed else None
+        given_bias = self.bias if bias else None
+        multiply_bit_streams(self.x, self.weight, given_bias, out, tile, norm, self.gated, add)
+        return out
+
+    def check(self, found: Tensor, bias: bool = True, add: bool = False, normed: bool = False) -> None:
+        x = self.normed() if normed else self.x.double()
+        sums = x @ self.numbers.t() + (self.bias.double() if bias else 0)
+        # Products of x and a norm's weight are rounded once, INT4's numbers as well.
+        is_rounded = normed or self.weight.kind is QuantKind.INT4
+        spread = self.spread(x) if is_rounded else torch.zeros_like(sums)
+        spread = spread + 2.0**-20 * (x.abs() @ self.numbers.abs().t())
+        if self.gated:
+            gate, up = sums.chunk(2, 1)
+            of_gate, of_up = spread.chunk(2, 1)
+            # The slope of SiLU is at most 1.1.
+            sums = torch.nn.functional.silu(gate) * up
+            spread = 1.1 * of_gate * (up.abs() + of_up) + (gate.abs() + of_gate) * of_up
+        if add:
+            sums = sums + self.residual.double()
+        assert_close(found, sums, spread)
+
+
+def emulated(
+    product: Fused, tile: BitStreamTile, eager: bool = False, careless: str | None = None, **what: bool
+) -> Tensor:
+    def numbers(source: tuple[object, ...] | str, operands: list[Tensor], kind: object) -> Tensor:
+        if source == "product":
+            return operands[0] * operands[1]
+        return assembly(source, operands, kind)
+
+    with (
+        kernels_on("cpu"),
+        mock.patch.object(operands, "byte_assembly", lambda kind, bf16: ("bytes", kind)),
+        mock.patch.object(operands, "dequantizing_assembly", lambda plane, bf16: ("nibbles", plane)),
+        mock.patch.object(operands, "bf16_product_assembly", lambda: "product"),
+        emulating(streams, "_bit_stream_kernel", numbers, eager, careless),
+    ):
+        return product.run(tile, **what)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
+def test_what_the_kernel_says_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, kind: QuantKind, eager: bool, gated: bool
+) -> None:
+    product = Fused(kind, rows, outputs, inputs, torch.float16 if eager else torch.bfloat16, "cpu", gated)
+    product.check(emulated(product, tile, eager))
+    product.check(emulated(product, tile, eager, bias=False, add=True), bias=False, add=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), INT4_CASES)
+def test_what_the_kernel_says_of_groups_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, eager: bool, gated: bool
+) -> None:
+    product = Fused(QuantKind.INT4, rows, outputs, inputs, torch.bfloat16, "cpu", gated)
+    product.check(emulated(product, tile, eager))
+    product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
+    product = Fused(QuantKind.INT4, rows, outputs, inputs, torch.float16, "cpu", gated)
+    product.check(emulated(product, tile, eager, add=True), add=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), CASES)
+def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, eager: bool, gated: bool
+) -> None:
+    product = Fused(QuantKind.FP8, rows, outputs, inputs, torch.bfloat16, "cpu", gated)
+    product.check(emulated(product, tile, eager, normed=True), normed=True)
+    product.norm_weight = product.norm_weight.float()
+    product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
+    """Rows of every class, outputs that fill no tile, one step and many, all that is fused."""
+    gated, normed, bias = (data.draw(st.booleans()) for _ in range(3))
+    kind = data.draw(st.sampled_from(QuantKind))
+    is_int4 = kind is QuantKind.INT4
+    add = not gated and data.draw(st.booleans())
+    slices, subs = data.draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))))
+    tile = BitStreamTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))), data.draw(st.sampled_from((4, 8))))
+    inputs = slices * subs * (512 if is_int4 else 128) * data.draw(st.integers(1, 3))
+    rows, outputs = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 70))
+    outputs = 16 * (1 + outputs % 5) if is_int4 else outputs
+    dtype = torch.bfloat16 if normed else torch.float16
+    product = Fused(kind, rows, outputs, inputs, dtype, "cpu", gated)
+    found = emulated(product, tile, data.draw(st.booleans()), bias=bias, add=add, normed=normed)
+    product.check(found, bias, add, normed)
+
+
+def test_a_wait_that_is_missing_shows() -> None:
+    """The check of the checks."""
+    product = Fused(QuantKind.INT8, 9, 40, 2048, torch.bfloat16, "cpu", False)
+    with pytest.raises(AssertionError, match="times what is allowed"):
+        product.check(emulated(product, BitStreamTile(2, 1, 3), careless="copies"))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(normed: bool) -> None:
+    product = Fused(QuantKind.FP8, 12, 40, 512, torch.bfloat16, "cpu", False)
+    tile = BitStreamTile(2, 1, 3)
+    together = emulated(product, tile, normed=normed)
+    product.x[:3], product.x[6:] = float("nan"), float("inf")
+    apart = emulated(product, tile, normed=normed)
+    assert torch.equal(together[3:6], apart[3:6]) and not bool(apart[:3].isfinite().any())
+
+
+def weight_of(outputs: int, inputs: int, kind: QuantKind = QuantKind.FP8, group: int = 0) -> QuantizedWeight:
+    sizes = (outputs, inputs, group or inputs)
+    return allocate(kind, *sizes, torch.bfloat16, torch.device("cpu"), Arrangement())
+
+
+def test_the_kernel_takes_scales_of_outputs_and_whole_steps_on_its_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not takes_bit_streams(weight_of(128, 4096))
+    monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: True)
+    assert takes_bit_streams(weight_of(100, 4096)) and takes_bit_streams(weight_of(128, 512, QuantKind.INT8))
+    assert not takes_bit_streams(weight_of(128, 4096 + 128))
+    assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT8, 128))
+    assert takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 128))
+    assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 64))
+    assert not takes_bit_streams(weight_of(144, 4096, QuantKind.INT4, 128))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules are asked as on an H200."""
+    monkeypatch.setattr(quantized, "uses_triton", lambda tensor: True)
+    for what in ("has_warpgroup_instructions", "has_warpgroup_products"):
+        monkeypatch.setattr(card, what, lambda device: True)
+    monkeypatch.setattr(card, "multiprocessors", lambda device: 132)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("kind", QuantKind)
+def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weight_of(6144, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
+    bits = 4 if kind is QuantKind.INT4 else 8
+    tiles = launch_rules._BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2), BitStreamTile(4, 1, 2))
+    monkeypatch.setattr(launch_rules, "_BIT_STREAM_TILES", {(bits, 16): tiles})
+    assert launch_rules.bit_stream_rule(8, weight) is None and launch_rules.bit_stream_rule(17, weight) is None
+    assert launch_rules.bit_stream_rule(12, weight) == tiles.many_outputs
+    assert launch_rules.bit_stream_rule(12, weight, gated=True) == tiles.gate_up
+    few = weight_of(4096, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
+    assert launch_rules.bit_stream_rule(16, few) == tiles.few_outputs
+    assert quantized.path_rule(12, weight) is quantized.Path.SMALL_BATCH and quantized.fuses(12, weight)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("num_rows", "dtype", "is_inside"), [(8, torch.bfloat16, True), (9, torch.bfloat16, False), (8, torch.float16, False)]
+)
+def test_the_kernel_norms_bf16_where_the_rule_says_so(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, is_inside: bool
+) -> None:
+    norms: list[object] = []
+
+    def norm_before(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norms.append("before")
+        return x
+
+    monkeypatch.setattr(quantized, "bit_stream_rule", lambda *product: BitStreamTile(2, 1, 3))
+    monkeypatch.setattr(quantized, "rms_norm", norm_before)
+    monkeypatch.setattr(quantized, "multiply_bit_streams", lambda *given: norms.append(given[5]))
+    weight = allocate(QuantKind.FP8, 64, 512, 512, dtype, torch.device("cpu"))
+    x, norm_weight = torch.zeros(num_rows, 512, dtype=dtype), torch.zeros(512, dtype=dtype)
+    quantized.norm_linear(x, norm_weight, EPS, weight, None)
+    quantized.norm_swiglu(x, norm_weight, EPS, weight, None)
+    assert norms == ([(norm_weight, EPS)] if is_inside else ["before", None]) * 2
+
+
+@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("num_rows", [8, 16])
+def test_variants_differ_and_fit_a_card(kind: QuantKind, num_rows: int, gated: bool) -> None:
+    tiles = stream_bits_variants(kind, num_rows, gated)
+    assert len(set(tiles)) == len(tiles) > 1
+    assert all(tile.shared_bytes(kind, num_rows, gated, 4) <= MOST_SLOT_BYTES for tile in tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gated", "dtype", "tile"),
+    [
+        (6144, 4096, False, torch.bfloat16, BitStreamTile(1, 1, 4)),
+        (4096, 14_336, False, torch.bfloat16, BitStreamTile(2, 1, 3, 8)),
+        (14_336, 4096, True, torch.bfloat16, BitStreamTile(1, 1, 2)),
+        (1040, 2048, False, torch.float16, BitStreamTile(2, 2, 2)),
+    ],
+)
+def test_a_card_agrees_with_fp64(
+    kind: QuantKind, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: BitStreamTile
+) -> None:
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    for rows in (2, 8, 9, 16):
+        product = Fused(kind, rows, outputs, inputs, dtype, "cuda", gated)
+        found = product.run(tile)
+        product.check(found)
+        product.check(product.run(tile, bias=False, add=True), bias=False, add=True)
+        assert torch.equal(found, product.run(tile))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kind", "outputs", "inputs", "gated", "tile", "norm_dtype"),
+    [
+        (QuantKind.FP8, 6144, 4096, False, BitStreamTile(1, 1, 8), torch.bfloat16),
+        (QuantKind.INT8, 6144, 4096, False, BitStreamTile(2, 2, 4), torch.float32),
+        (QuantKind.INT4, 6144, 4096, False, BitStreamTile(2, 1, 3), torch.bfloat16),
+        (QuantKind.FP8, 1010, 1536, False, BitStreamTile(4, 1, 6, 8), torch.bfloat16),
+        (QuantKind.INT8, 14_336, 4096, True, BitStreamTile(2, 1, 3), torch.bfloat16),
+        (QuantKind.FP8, 1000, 2560, True, BitStreamTile(1, 2, 3), torch.float32),
+        (QuantKind.INT4, 14_336, 4096, True, BitStreamTile(1, 1, 2, 8), torch.bfloat16),
+    ],
+)
+def test_a_card_s_norm_agrees_with_fp64(
+    kind: QuantKind, outputs: int, inputs: int, gated: bool, tile: BitStreamTile, norm_dtype: torch.dtype
+) -> None:
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    for rows in (2, 8, 9, 16):
+        product = Fused(kind, rows, outputs, inputs, torch.bfloat16, "cuda", gated)
+        product.norm_weight = product.norm_weight.to(norm_dtype)
+        bias = rows % 2 == 0
+        found = product.run(tile, bias=bias, normed=True)
+        product.check(found, bias, normed=True)
+        assert torch.equal(found, product.run(tile, bias=bias, normed=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize("rows", [8, 9])
+def test_a_chain_of_early_launches_gives_the_bits_of_single_ones(kind: QuantKind, rows: int) -> None:
+    """The residual stream is read by a norm in each other product, and written by those between."""
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("needs a GPU of sm_90")
+    ups = [Fused(kind, rows, 4096, 2048, torch.bfloat16, "cuda", False) for _ in range(10)]
+    downs = [Fused(kind, rows, 2048, 4096, torch.bfloat16, "cuda", False) for _ in range(10)]
+    start, norm = ups[0].x.clone(), (ups[0].norm_weight, EPS)
+    residual = torch.empty_like(start)
+
+    def launches(alone: bool) -> None:
+        residual.copy_(start)
+        for up, down in zip(ups, downs, strict=True):
+            wide = start.new_empty(rows, 4096)
+            for x, weight, out, given_norm in ((residual, up.weight, wide, norm), (wide, down.weight, residual, None)):
+                multiply_bit_streams(x, weight, None, out, BitStreamTile(2, 1, 3), given_norm, add=out is residual)
+                if alone:
+                    torch.cuda.synchronize()
+
+    launches(True)
+    expected = residual.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launches(False)
+    for _ in range(5):
+        graph.replay()
+        assert torch.equal(residual, expected)
+    assert expected.isfinite().all()
