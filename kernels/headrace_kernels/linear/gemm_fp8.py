@@ -31,10 +31,11 @@ _SCALED_TILES: dict[int, tuple[Fp8GemmTile, Fp8GemmTile | None]] = {
 }
 
 # cuBLAS multiplies whole tiles of so many rows faster than fewer, on sm_90: an 8B Llama's layer
-# takes an H200 128 us with 256 rows and 163 with 160, 187 with 512 and 233 with 448 (docs/
-# experiments.md, "rows that fill the library's tiles"). With fewer rows than these, not measured.
+# takes an H200 128 us with 256 rows and 163 with 160, 187 with 512 and 233 with 448. With 6,300
+# rows it takes as long or longer (docs/experiments.md, "rows that fill the library's tiles"). Fewer
+# rows than these were not measured.
 _LIBRARY_ROWS = 128
-_MOST_RAGGED_ROWS = 64
+_FILLED_ROWS = range(65, 5121)
 
 
 def can_scale(weight: QuantizedWeight) -> bool:
@@ -96,7 +97,7 @@ def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias
         bias: [N].
     """
     num_tokens = len(tokens)
-    if num_tokens > _MOST_RAGGED_ROWS and card.has_warpgroup_instructions(numbers.device):
+    if num_tokens in _FILLED_ROWS and card.has_warpgroup_instructions(numbers.device):
         tokens = tokens.filled_up(_LIBRARY_ROWS)
     product: Tensor = torch._scaled_mm(
         tokens.numbers,

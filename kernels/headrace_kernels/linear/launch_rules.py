@@ -13,7 +13,12 @@ import torch
 
 from headrace_kernels import card
 from headrace_kernels.hopper.row_streams import rows_class
-from headrace_kernels.linear.few_bits.stream_sm90 import MAX_BIT_STREAM_ROWS, BitStreamTile, takes_bit_streams, takes_tile
+from headrace_kernels.linear.few_bits.stream_sm90 import (
+    MAX_BIT_STREAM_ROWS,
+    BitStreamTile,
+    takes_bit_streams,
+    takes_tile,
+)
 from headrace_kernels.linear.gemm_weight_only import GemmTile
 from headrace_kernels.linear.gemm_weight_only_sm90 import WarpgroupTile, splittings, takes_warpgroups
 from headrace_kernels.linear.gemv_8bit import GemvTile
@@ -98,16 +103,22 @@ class _BitStreamTiles(NamedTuple):
     # Enough outputs for two programs of 64 to three multiprocessors.
     many_outputs: BitStreamTile | None
     few_outputs: BitStreamTile | None
+    # Few outputs, and more than twice as many inputs.
+    long_inputs: BitStreamTile | None
 
 
 # By bits and class of rows; what is missing, other kernels multiply. 32 layers of an 8B Llama take
 # an H200 2.17 ms in FP8 with 8 rows (2.33 without), 1.84 in INT4 (2.31) and with 16 rows 2.31
 # (3.11; docs/experiments.md, "few rows of few bits").
 _BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
-    (8, 8): _BitStreamTiles(BitStreamTile(1, 2, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6)),
-    (8, 16): _BitStreamTiles(BitStreamTile(1, 1, 5), None, None),
-    (4, 8): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 3), None),
-    (4, 16): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3)),
+    (8, 8): _BitStreamTiles(
+        BitStreamTile(1, 2, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6), BitStreamTile(2, 2, 6)
+    ),
+    (8, 16): _BitStreamTiles(BitStreamTile(1, 1, 5), None, None, None),
+    (4, 8): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 3), BitStreamTile(4, 1, 2, 8), None),
+    (4, 16): _BitStreamTiles(
+        BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3), BitStreamTile(2, 1, 3)
+    ),
 }
 _FEWEST_BIT_STREAM_ROWS = 2
 _MOST_ROWS_NORMED_INSIDE = 8
@@ -120,15 +131,19 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
     tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
     if tiles is None:
         return None
-    has_many = 3 * weight.num_outputs >= 2 * 64 * card.multiprocessors(weight.device)
-    tile = tiles.gate_up if gated else tiles.many_outputs if has_many else tiles.few_outputs
+    if gated:
+        tile = tiles.gate_up
+    elif 3 * weight.num_outputs >= 2 * 64 * card.multiprocessors(weight.device):
+        tile = tiles.many_outputs
+    else:
+        tile = tiles.few_outputs if weight.num_inputs <= 2 * weight.num_outputs else tiles.long_inputs
     return tile if tile is not None and takes_tile(weight, tile) else None
 
 
 def norms_inside(num_rows: int, dtype: torch.dtype) -> bool:
     """Whether `linear.few_bits.stream_sm90` norms x itself, which it does in bf16 alone.
 
-    With 9 rows and more a launch before it is faster (INT4, QKV with 16 rows: 11.4 us, 11.6 inside).
+    With 9 rows and more a launch before it is faster (INT4, 16 rows, QKV: 11.4 us, 11.6 inside).
     """
     return dtype == torch.bfloat16 and num_rows <= _MOST_ROWS_NORMED_INSIDE
 

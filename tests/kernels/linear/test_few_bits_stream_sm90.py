@@ -38,9 +38,9 @@ CASES = (
     (16, 40, 1536, BitStreamTile(2, 2, 2)),
     (3, 52, 1024, BitStreamTile(4, 1, 3)),
     (11, 24, 512, BitStreamTile(2, 2, 4)),
-    (21, 70, 1024, BitStreamTile(1, 4, 3)),
+    (13, 70, 1024, BitStreamTile(1, 4, 3)),
     (9, 80, 1024, BitStreamTile(4, 1, 2, 8)),
-    (30, 140, 1024, BitStreamTile(1, 2, 2, 8)),
+    (15, 140, 1024, BitStreamTile(1, 2, 2, 8)),
 )
 # The same of INT4, whose steps are 512 inputs and whose outputs are multiples of 16.
 INT4_CASES = (
@@ -208,19 +208,22 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weight_of(6144, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
     bits = 4 if kind is QuantKind.INT4 else 8
-    tiles = launch_rules._BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2), BitStreamTile(4, 1, 2))
+    tiles = launch_rules._BitStreamTiles(*(BitStreamTile(slices, 1, 2) for slices in (1, 2, 4)), BitStreamTile(2, 1, 3))
     monkeypatch.setattr(launch_rules, "_BIT_STREAM_TILES", {(bits, 16): tiles})
     assert launch_rules.bit_stream_rule(8, weight) is None and launch_rules.bit_stream_rule(17, weight) is None
     assert launch_rules.bit_stream_rule(12, weight) == tiles.many_outputs
     assert launch_rules.bit_stream_rule(12, weight, gated=True) == tiles.gate_up
     few = weight_of(4096, 4096, kind, 128 if kind is QuantKind.INT4 else 0)
     assert launch_rules.bit_stream_rule(16, few) == tiles.few_outputs
+    long = weight_of(4096, 14_336, kind, 128 if kind is QuantKind.INT4 else 0)
+    assert launch_rules.bit_stream_rule(16, long) == tiles.long_inputs
     assert quantized.path_rule(12, weight) is quantized.Path.SMALL_BATCH and quantized.fuses(12, weight)
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
-    ("num_rows", "dtype", "is_inside"), [(8, torch.bfloat16, True), (9, torch.bfloat16, False), (8, torch.float16, False)]
+    ("num_rows", "dtype", "is_inside"),
+    [(8, torch.bfloat16, True), (9, torch.bfloat16, False), (8, torch.float16, False)],
 )
 def test_the_kernel_norms_bf16_where_the_rule_says_so(
     monkeypatch: pytest.MonkeyPatch, num_rows: int, dtype: torch.dtype, is_inside: bool
