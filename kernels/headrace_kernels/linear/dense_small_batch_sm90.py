@@ -67,10 +67,13 @@ from headrace_kernels.hopper.ring import (
 )
 from headrace_kernels.hopper.row_streams import (
     MAX_WARPGROUP_ROWS,
+    asked_for,
     copy_weight,
     copy_x,
-    diagonal,
+    result_places,
+    rms_factors,
     rows_class,
+    store_results,
     weight_descriptor,
     x_descriptor,
 )
@@ -192,19 +195,8 @@ def _stream_kernel(
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             copy_x(x_desc, arrived, x_smem, place, place, SUBS)
-    # Four outputs of a row in a thread. What is added to them is asked for before the products, so
-    # that nothing waits for it behind them.
-    STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
-    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, STORE)), 1)
-    m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, STORE)), 0)
-    places = out_ptr + (m * N + n)
-    mask = (m < M) & (n < N)
-    if ADD:
-        residual = gl.load(places, mask=mask, other=0.0).to(gl.float32)
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
-        if GATED:
-            up_bias = gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
+    n, places, mask = result_places(out_ptr, first_n, M, N, BLOCK_N, ROWS)
+    added = asked_for(bias_ptr, n, places, mask, N, GATED, ADD)
     # Slices side by side, as the instruction takes them.
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     lefts = weight_smem._reinterpret(DTYPE, [SLOTS * SUBS * SIDES, 64, 64], TILE)
@@ -252,22 +244,10 @@ def _stream_kernel(
         y = warpgroup_mma_wait(0, deps=[y])
         if GATED:
             up = warpgroup_mma_wait(0, deps=[up])
-    y = diagonal(y, SLICES, BLOCK_N, ROWS, STORE)
+    factors = ()
     if NORMED:
-        factors = gl.convert_layout(gl.rsqrt(gl.sum(squares, 1) / K + eps), gl.SliceLayout(0, STORE))
-        y *= gl.expand_dims(factors, 0)
-    if bias_ptr is not None:
-        y += bias
-    if GATED:
-        up = diagonal(up, SLICES, BLOCK_N, ROWS, STORE)
-        if NORMED:
-            up *= gl.expand_dims(factors, 0)
-        if bias_ptr is not None:
-            up += up_bias
-        y = y / (1.0 + gl.exp(-y)) * up
-    if ADD:
-        y += residual
-    gl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
+        factors = factors + (rms_factors(gl.sum(squares, 1), K, eps),)
+    store_results(y, up, factors, factors, added, out_ptr, places, mask, SLICES, BLOCK_N, ROWS, GATED)
 
 
 def takes_streams(weight: Tensor) -> bool:

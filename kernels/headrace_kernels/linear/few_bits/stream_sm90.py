@@ -47,10 +47,13 @@ from headrace_kernels.hopper.ring import (
     slot_before,
 )
 from headrace_kernels.hopper.row_streams import (
+    asked_for,
     copy_weight,
     copy_x,
-    diagonal,
+    result_places,
+    rms_factors,
     rows_class,
+    store_results,
     weight_descriptor,
     x_descriptor,
 )
@@ -124,17 +127,6 @@ def _copy_groups(desc, arrived, smem, slot, first_n, step, GROUPS: gl.constexpr)
     tma.async_copy_global_to_shared(desc, [step * GROUPS, 0, 0, first_n], arrived.index(slot), smem.index(slot))
 
 
-@gluon.jit
-def _side(sums, factors, scale, SLICES: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, STORE: gl.constexpr):
-    """A side's sums [BLOCK_N, ROWS] times outputs' scales and a norm's factors, if there are."""
-    y = diagonal(sums, SLICES, BLOCK_N, ROWS, STORE)
-    if scale is not None:
-        y *= scale
-    if factors is not None:
-        y *= gl.expand_dims(factors, 0)
-    return y
-
-
 @gluon.jit(do_not_specialize=["M"])
 def _bit_stream_kernel(
     word_desc, x_desc, norm_desc, scale_desc, zero_desc, scale_ptr, bias_ptr, out_ptr, M, eps,
@@ -195,25 +187,15 @@ def _bit_stream_kernel(
     for place in gl.static_range(SLOTS - 1):
         if place < STEPS:
             copy_x(x_desc, arrived, x_smem, place, place, PIECES)
-    # Four outputs of a row in a thread. What sums are multiplied by and what is added to them is
-    # asked for before the products, so that nothing waits for it behind them.
-    STORE: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, gl.num_warps()], [0, 1])
-    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, STORE)), 1)
-    m = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, STORE)), 0)
-    places = out_ptr + (m * N + n)
-    mask = (m < M) & (n < N)
-    scale = None
-    up_scale = None
+    n, places, mask = result_places(out_ptr, first_n, M, N, BLOCK_N, ROWS)
+    # Scales of outputs.
+    factors = ()
+    up_factors = ()
     if not INT4:
-        scale = gl.load(scale_ptr + n, mask=n < N, other=0.0)
+        factors = factors + (gl.load(scale_ptr + n, mask=n < N, other=0.0),)
         if GATED:
-            up_scale = gl.load(scale_ptr + N + n, mask=n < N, other=0.0)
-    if ADD:
-        residual = gl.load(places, mask=mask, other=0.0).to(gl.float32)
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
-        if GATED:
-            up_bias = gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)
+            up_factors = up_factors + (gl.load(scale_ptr + N + n, mask=n < N, other=0.0),)
+    added = asked_for(bias_ptr, n, places, mask, N, GATED, ADD)
     y = gl.zeros([OUTPUTS, SLICES * ROWS], gl.float32, layout=MMA)
     up = gl.zeros([OUTPUTS, SLICES * ROWS], gl.float32, layout=MMA)
     slot = 0
@@ -251,21 +233,11 @@ def _bit_stream_kernel(
     y = warpgroup_mma_wait(0, deps=[y])
     if GATED:
         up = warpgroup_mma_wait(0, deps=[up])
-    factors = None
     if NORMED:
-        of_rows = gl.sum(gl.sum(squares, 2), 0)
-        factors = gl.convert_layout(gl.rsqrt(of_rows / (STEPS * PIECES * SLICES * 64) + eps), gl.SliceLayout(0, STORE))
-    y = _side(y, factors, scale, SLICES, BLOCK_N, ROWS, STORE)
-    if bias_ptr is not None:
-        y += bias
-    if GATED:
-        up = _side(up, factors, up_scale, SLICES, BLOCK_N, ROWS, STORE)
-        if bias_ptr is not None:
-            up += up_bias
-        y = y / (1.0 + gl.exp(-y)) * up
-    if ADD:
-        y += residual
-    gl.store(places, y.to(out_ptr.dtype.element_ty), mask=mask)
+        of_rows = rms_factors(gl.sum(gl.sum(squares, 2), 0), STEPS * PIECES * SLICES * 64, eps)
+        factors = factors + (of_rows,)
+        up_factors = up_factors + (of_rows,)
+    store_results(y, up, factors, up_factors, added, out_ptr, places, mask, SLICES, BLOCK_N, ROWS, GATED)
 
 
 def takes_bit_streams(weight: QuantizedWeight) -> bool:
