@@ -20,7 +20,7 @@ from google.protobuf import message
 
 from headrace_facts import facts
 from headrace_protos.engine.v1 import engine_pb2
-from headrace_service import errors
+from headrace_service import deadlines, errors
 from headrace_service.calls.call import Call
 from headrace_service.engines.engine_holds import EngineHolds
 from headrace_service.engines.quota_relay import QuotaRelay
@@ -232,7 +232,7 @@ class EngineClient:
         A request that has ended stays as it is. The end is reported to telemetry.
         """
         if stream.handle in self.streams:
-            expired = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
+            expired = deadlines.left_for_deadline(call.arrival_ns, call.deadline_ns, time.monotonic_ns())
             cause = engine_pb2.ABORT_CAUSE_DEADLINE if expired else engine_pb2.ABORT_CAUSE_CANCELLED
             self.abort(stream.request_id, call.tenant, cause)
             if self._endings is None or not self._endings.keep(stream):

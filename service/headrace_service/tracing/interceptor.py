@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
+from headrace_service import deadlines
 from headrace_service.messages import framed_handlers
 from headrace_service.messages.framed_handlers import Behaviour
 from headrace_service.tracing import call_trace, context
@@ -60,7 +61,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 return await inner(request, context)
             except asyncio.CancelledError:
-                status = _status_of_cancelled(context)
+                status = _status_of_cancelled(context, start_ns)
                 raise
             except BaseException:
                 status = _status_of_failed(context)
@@ -71,13 +72,14 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return framed_handlers.framed(handler, answer)
 
 
-def _status_of_cancelled(context: _Context) -> str:
-    """Returns what grpc tells the caller of a call that it cancelled."""
+def _status_of_cancelled(context: _Context, start_ns: int) -> str:
+    """Returns what the caller of a call that began then has made of it, by giving it up."""
     code = context.code()
     if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
         return code.name
-    remaining_s = context.time_remaining()
-    return "DEADLINE_EXCEEDED" if remaining_s is not None and remaining_s <= 0 else "CANCELLED"
+    remaining_s, now_ns = context.time_remaining(), time.monotonic_ns()
+    deadline_ns = None if remaining_s is None else now_ns + int(remaining_s * 1e9)
+    return "DEADLINE_EXCEEDED" if deadlines.left_for_deadline(start_ns, deadline_ns, now_ns) else "CANCELLED"
 
 
 def _status_of_failed(context: _Context) -> str:

@@ -277,6 +277,22 @@ async def test_a_deadline_is_reported_once_with_the_engines_trace(traced: Traced
     assert generation.error_type == "DEADLINE_EXCEEDED" and ended.status == "DEADLINE_EXCEEDED"
 
 
+@pytest.mark.parametrize(("patience_s", "is_deadline"), [(0.53, True), (5.0, False)])
+async def test_who_leaves_just_before_its_deadline_leaves_for_it(
+    traced: TracedService, patience_s: float, is_deadline: bool
+) -> None:
+    """Clocks of callers begin some milliseconds before their calls arrive."""
+    traced.engine.running.clear()
+    request = inference_pb2.GenerateRequest(spec=Spec(text="hello"))
+    call = traced.stub.Generate(request, metadata=SAMPLED, timeout=patience_s)
+    await asyncio.sleep(0.5)
+    call.cancel()
+    (generation,) = await traced.telemetry.until(Generation)
+    (ended,) = await traced.telemetry.until(CallEnded)
+    assert generation.finish_reasons == ["deadline" if is_deadline else "cancelled"]
+    assert ended.status == ("DEADLINE_EXCEEDED" if is_deadline else "CANCELLED")
+
+
 async def test_a_service_that_ends_waits_for_what_the_engine_says_of_readers_who_left(traced: TracedService) -> None:
     traced.engine.silent_aborts = True
     traced.engine.running.clear()
