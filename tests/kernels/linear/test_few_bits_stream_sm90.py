@@ -142,6 +142,15 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
     product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
 
 
+@pytest.mark.parametrize("kind", QuantKind)
+def test_an_output_layer_has_results_in_fp32(kind: QuantKind) -> None:
+    product = Fused(kind, 9, 80, 2048, torch.bfloat16, "cpu", False)
+    product.residual = product.residual.float()
+    found = emulated(product, BitStreamTile(1, 1, 3))
+    assert found.dtype == torch.float32
+    product.check(found)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
