@@ -8,7 +8,7 @@ barrier for each slot, and a launch with descriptors of what is copied.
 |---|---|
 | `ring` | in the kernel: barriers, slots and phases, products that begin at 0, early launches |
 | `launch` | on the host: descriptors, alignment, how many programs a multiprocessor holds |
-| `row_streams` | few rows and a weight that streams by: copies of steps in boxes, sums of slices |
+| `row_streams` | few rows and a weight that streams by: copies of steps in boxes, and results |
 | `stream_k` | products whose steps are shared out equally among programs (stream-K) |
 
 The frame of a kernel, in the order of its code (`linear.gemm_fp8_sm90` has no more than this)::
