@@ -188,14 +188,12 @@ def _multiply_fused(
 
     Arguments are those of `multiply_small_batch`.
     """
-    streams = bit_stream_rule(x.shape[0], weight, gated)
-    small_batch_8bit_tile = small_batch_8bit_rule(x.shape[0], weight, gated)
-    if streams is not None:
+    if (streams := bit_stream_rule(x.shape[0], weight, gated)) is not None:
         if norm is not None and not norms_inside(x.shape[0], x.dtype):
             x, norm = rms_norm(x, *norm), None
         multiply_bit_streams(x, weight, bias, out, streams, norm, gated, add)
-    elif small_batch_8bit_tile is not None:
-        multiply_small_batch_8bit(x, weight, bias, out, small_batch_8bit_tile, norm, gated, add)
+    elif (tile := small_batch_8bit_rule(x.shape[0], weight, gated)) is not None:
+        multiply_small_batch_8bit(x, weight, bias, out, tile, norm, gated, add)
     elif x.shape[0] == 1 and takes_gemv(weight):
         multiply_gemv(x, weight, bias, out, gemv_rule(weight, gated), norm, gated, add)
     else:
