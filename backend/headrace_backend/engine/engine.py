@@ -15,8 +15,8 @@ happens. One thread drives it:
     take_outboxes()         what the services are sent (outbox)
 
 Up to two steps are in flight: step N+1 is planned before the result of step N was read, but on a
-GPU not long before (plan_timing). Each further pipeline stage has one more, so that stages compute
-at the same time (micro_batches).
+GPU not long before (plan_timing). A third is where steps are so short that launching them binds.
+Each further pipeline stage has one more, so that stages compute at the same time (micro_batches).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.plan import StepPlan, StepResult
 
-# With one pipeline stage.
+# With one pipeline stage, and steps that take longer than launching them (`_runs_further_ahead`).
 MAX_STEPS_IN_FLIGHT = 2
 
 
@@ -114,6 +114,7 @@ class Engine:
         self._blocks = SequenceBlocks(config.block_size, model.cache_groups, config.max_num_batched_tokens)
         self._with_history = config.drafts_from_history
         self._num_stages = config.pp
+        self._drafts = config.speculate != "off"
         self.steps = steps or StepLog()
         rates = Rates(clock())
         self._outboxes = Outboxes()
@@ -423,7 +424,7 @@ class Engine:
 
         Expired requests end before they cost a step.
         """
-        if self._scheduler.kv is None or len(self._in_flight) > self._num_stages + MAX_STEPS_IN_FLIGHT - 2:
+        if self._scheduler.kv is None or self._has_all_in_flight:
             return None
         now_ns = self._clock()
         awaits_masks = self._awaits_masks
@@ -597,6 +598,22 @@ class Engine:
         if request.lost_at_ns:
             request.publish(Resumed(now_ns - request.lost_at_ns))
             request.lost_at_ns = 0
+
+    @property
+    def _has_all_in_flight(self) -> bool:
+        """Whether as many steps are in flight as there may be."""
+        num_further = len(self._in_flight) - (self._num_stages + MAX_STEPS_IN_FLIGHT - 1)
+        return num_further > 0 or (num_further == 0 and not self._runs_further_ahead)
+
+    @property
+    def _runs_further_ahead(self) -> bool:
+        """Whether one step more than usual is planned.
+
+        It is not where results say what is to be computed: drafts, and rows with grammars. Pipeline
+        stages have steps enough to launch meanwhile.
+        """
+        depends_on_results = self._drafts or self._scheduler.batch.num_masked_rows > 0
+        return self._num_stages == 1 and not depends_on_results and self._timing.launching_binds
 
     @property
     def _awaits_masks(self) -> bool:

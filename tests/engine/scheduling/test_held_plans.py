@@ -1,6 +1,7 @@
 """The engine on a device that takes its time.
 
-Plans are held back, newcomers join the next step, and nothing else changes.
+Plans are held back, or where steps are short made further ahead; newcomers join the next step, and
+nothing else changes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class DeviceHarness(Harness):
     Results are read when they are done, and plans are asked for when they are due.
     """
 
+    step_ns, lead_ns = STEP_NS, LEAD_NS
+
     def __init__(self, **changes: Any) -> None:
         super().__init__(256, 512, max_num_batched_tokens=128, **changes)
         self.ready(on_gpu=True)
@@ -52,13 +55,16 @@ class DeviceHarness(Harness):
         planned = False
         while (plan := self.engine.plan()) is not None:
             self.worker.push(plan)
-            launched_ns = self.now_ns + LEAD_NS
-            self.free_ns = max(launched_ns, self.free_ns) + STEP_NS
-            self.times.append((launched_ns, self.free_ns))
+            self.free_ns = max(self.begins_ns(), self.free_ns) + self.step_ns
+            self.times.append((self.now_ns + self.lead_ns, self.free_ns))
             self.asked_ns.append(self.now_ns)
             planned = True
         self.read()
         return planned
+
+    def begins_ns(self) -> int:
+        """When a step that is planned now can begin on the device."""
+        return self.now_ns + self.lead_ns
 
     def event(self) -> None:
         """Goes on to what comes first: a plan that is due, or the end of a step."""
@@ -98,6 +104,24 @@ class DeviceHarness(Harness):
             if self.engine.plan_due_ns is not None:
                 return
         raise AssertionError("nothing is ever held back")
+
+
+class ShortStepsHarness(DeviceHarness):
+    """Two ranks' GPUs with steps of 1.5 ms, of which one rank needs 2.5 ms to launch a step.
+
+    The other one, whose launches are reported, needs 0.9.
+    """
+
+    step_ns, lead_ns = 1_500_000, 900_000
+
+    def begins_ns(self) -> int:
+        return self.now_ns + 2_500_000
+
+    def run_to_short_steps(self) -> None:
+        """Goes on until it is known that launching binds."""
+        for _ in range(100):
+            self.event()
+            self.plan()
 
 
 def answers(spec: EngineRequest, reader: Reader) -> bool:
@@ -204,15 +228,75 @@ def test_a_drained_engine_ends_what_it_has() -> None:
     assert reader.done is not None and answers(spec, reader)
 
 
+def period_ns(harness: DeviceHarness) -> float:
+    """Time from step to step."""
+    begin_ns, steps = harness.now_ns, harness.engine.load().step_count
+    for _ in range(100):
+        harness.event()
+        harness.plan()
+    return (harness.now_ns - begin_ns) / (harness.engine.load().step_count - steps)
+
+
+def test_short_steps_are_planned_so_far_ahead_that_the_slowest_rank_launches_in_time() -> None:
+    harness = ShortStepsHarness()
+    background(harness)
+    harness.run_to_short_steps()
+    assert period_ns(harness) < 1.01 * harness.step_ns
+    assert harness.engine.num_in_flight == 3
+
+
+def test_who_comes_beside_short_steps_is_in_the_step_behind_those_in_flight() -> None:
+    harness = ShortStepsHarness()
+    background(harness)
+    harness.run_to_short_steps()
+    newcomer = harness.add(request(40, max_tokens=3))
+    for _ in range(harness.engine.num_in_flight):
+        assert not newcomer.tokens
+        harness.settle()
+        harness.plan()
+    harness.settle()
+    assert len(newcomer.tokens[0]) == 1
+
+
+@pytest.mark.parametrize("step_us", [1_700, 1_900])
+def test_steps_of_twice_a_lead_are_not_short(step_us: int) -> None:
+    harness = DeviceHarness()
+    harness.step_ns, harness.lead_ns = 1_000 * step_us, 900_000
+    background(harness)
+    for _ in range(100):
+        harness.event()
+        harness.plan()
+    assert harness.engine.num_in_flight == (3 if step_us < 1_800 else 2)
+
+
+@pytest.mark.parametrize("changes", [{"speculate": "mtp"}, {"pp": 2}])
+def test_no_further_step_is_in_flight_where_results_say_what_is_computed(changes: dict[str, Any]) -> None:
+    """Drafts do, and the device waits; a second stage has a third step in flight in any case."""
+    harness = ShortStepsHarness(**changes)
+    for _ in range(3):
+        background(harness)
+    harness.run_to_short_steps()
+    assert harness.engine.num_in_flight == 1 + changes.get("pp", 1)
+    if "speculate" in changes:
+        assert period_ns(harness) > 1.3 * harness.step_ns
+
+
+@pytest.mark.parametrize("of_device", [DeviceHarness, ShortStepsHarness])
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60), st.integers(0, 40)), min_size=1, max_size=12),
     st.integers(0, 500),
 )
 @hypothesis.settings(max_examples=examples(25), deadline=None)
-def test_held_plans_change_no_token(arrivals: list[tuple[int, int, int]], death: int) -> None:
-    harness = DeviceHarness()
+def test_when_plans_are_made_changes_no_token(
+    of_device: type[DeviceHarness], arrivals: list[tuple[int, int, int]], death: int
+) -> None:
+    harness = of_device()
     readers = [background(harness)]
-    harness.held()
+    if isinstance(harness, ShortStepsHarness):
+        harness.run_to_short_steps()
+        assert harness.engine.num_in_flight == 3
+    else:
+        harness.held()
     count = 0
     for length, max_tokens, pause in arrivals:
         spec = request(length, max_tokens=max_tokens)

@@ -18,6 +18,10 @@ steps needed. A step that the device had to wait for is a sample like any other,
 small grows with the second such step; a single accident does not make everybody wait for a hundred
 steps.
 
+Steps that take less than twice as long as launching one are short: they come a further one ahead
+(`launching_binds`). On several ranks the slowest one's launching counts, of which nothing is known
+here, and between a result and the next launch lies the way through the rings, too.
+
 Nothing is held back before enough is known, where little would be gained, and where launching is so
 slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
 """
@@ -36,6 +40,8 @@ _REMEMBERED: Final = 128
 _EXCEEDED: Final = 1
 # With fewer nothing is held back.
 _ENOUGH: Final = 24
+# Of a lead, what a short step takes less than.
+_SHORT_STEP_LEADS: Final = 2
 # Holding a plan back for less gains less than a late step costs.
 _LEAST_HOLD_NS: Final = 1_000_000
 # A prediction may be as wrong as it likes.
@@ -150,6 +156,15 @@ class PlanTiming:
         """Whether it can say when a plan is due, so that a plan may wait until then."""
         return self._holds and self._lead.known
 
+    @property
+    def launching_binds(self) -> bool:
+        """Whether all steps in flight are so short that one more is to be planned before any ends.
+
+        What a prompt that arrives meanwhile waits longer is one short step. Steps with prompts are
+        none, and none is before enough is known, or where launching is slow in any case.
+        """
+        return self.knows_due and all(self._is_short(step) for step in self._in_flight)
+
     def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
         """Whether the next step is to be planned now.
 
@@ -194,6 +209,10 @@ class PlanTiming:
         self._device_free_ns, self._launched_at_ns = finished_at_ns, launched_at_ns
         if self._in_flight:
             self._expect(self._in_flight[0])
+
+    def _is_short(self, step: _PlannedStep) -> bool:
+        is_known_decode = step.replayed and not step.mixed and step.duration_ns > 0
+        return is_known_decode and step.duration_ns < _SHORT_STEP_LEADS * self._lead.value
 
     def _learn(self, step: _PlannedStep, launched_at_ns: int, finished_at_ns: int) -> None:
         began_ns = self._device_free_ns
