@@ -146,16 +146,24 @@ def served(harness: MaskedDevice, grammars: list[CompiledGrammar], rows: list[tu
     return readers
 
 
+def have_short_steps(harness: MaskedDevice) -> None:
+    """Launching takes so long that a third step is in flight, where no row has a grammar."""
+    harness.step_ns, harness.lead_ns = 3 * MS // 2, MS
+
+
 @hypothesis.settings(max_examples=examples(40), deadline=None)
 @hypothesis.given(
     st.lists(st.tuples(st.integers(-1, len(FORMS) - 1), st.integers(0, 99)), min_size=1, max_size=5),
     st.lists(st.sampled_from([0, MS // 2, 2 * MS, 4 * MS, 5 * MS, 9 * MS]), min_size=1, max_size=4),
     st.integers(0, 2**16),
+    st.booleans(),
 )
 def test_answers_do_not_depend_on_when_masks_come(
-    grammars: list[CompiledGrammar], rows: list[tuple[int, int]], delays_ns: list[int], seed: int
+    grammars: list[CompiledGrammar], rows: list[tuple[int, int]], delays_ns: list[int], seed: int, is_short: bool
 ) -> None:
     harness = MaskedDevice(delays_ns, seed)
+    if is_short:
+        have_short_steps(harness)
     # Long enough that plans are held back for some of the others.
     harness.add(request(20, max_tokens=60))
     for (form, row_seed), reader in zip(rows, served(harness, grammars, rows), strict=True):
@@ -206,3 +214,27 @@ def test_a_device_does_not_wait_for_a_plan_that_waits_for_masks(
     assert (harness.num_before_masks > 10) == comes_late
     # What must come for longer is known in time all the same.
     assert harness.worker.num_forced > 10
+
+
+def test_beside_rows_with_grammars_two_steps_are_in_flight_at_most(grammars: list[CompiledGrammar]) -> None:
+    harness = MaskedDevice([0])
+    have_short_steps(harness)
+    harness.add(request(20, max_tokens=490))
+
+    def num_in_flight(num_events: int) -> int:
+        """The most that there ever are."""
+        found = 0
+        for _ in range(num_events):
+            harness.event()
+            found = max(found, harness.engine.num_in_flight)
+        return found
+
+    assert num_in_flight(100) == 3
+    reader = harness.add(asked(grammars[2], 1))
+    while not reader.tokens:
+        harness.event()
+    assert num_in_flight(20) == 2
+    assert reader.done is None
+    while reader.done is None:
+        harness.event()
+    assert num_in_flight(20) == 3
