@@ -18,9 +18,9 @@ steps needed. A step that the device had to wait for is a sample like any other,
 small grows with the second such step; a single accident does not make everybody wait for a hundred
 steps.
 
-Steps that take less than twice as long as launching one are short: they come a further one ahead
-(`launching_binds`). On several ranks the slowest one's launching counts, of which nothing is known
-here, and between a result and the next launch lies the way through the rings, too.
+Decodes that take less than twice as long as launching one are short, and of these one more is
+planned ahead (`launching_binds`). Twice, because of several ranks the slowest one's launching
+counts, of which nothing is known here, and because the way through the rings comes on top.
 
 Nothing is held back before enough is known, where little would be gained, and where launching is so
 slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
@@ -40,7 +40,7 @@ _REMEMBERED: Final = 128
 _EXCEEDED: Final = 1
 # With fewer nothing is held back.
 _ENOUGH: Final = 24
-# Of a lead, what a short step takes less than.
+# A step that takes less than so many leads is short.
 _SHORT_STEP_LEADS: Final = 2
 # Holding a plan back for less gains less than a late step costs.
 _LEAST_HOLD_NS: Final = 1_000_000
@@ -160,8 +160,8 @@ class PlanTiming:
     def launching_binds(self) -> bool:
         """Whether all steps in flight are so short that one more is to be planned before any ends.
 
-        What a prompt that arrives meanwhile waits longer is one short step. Steps with prompts are
-        none, and none is before enough is known, or where launching is slow in any case.
+        A prompt that arrives meanwhile waits one short step longer. Steps with prompts are never
+        short; nor is any before enough is known, or where launching is slow in any case.
         """
         return self.knows_due and all(self._is_short(step) for step in self._in_flight)
 
