@@ -154,6 +154,30 @@ def test_short_steps_are_planned_a_whole_step_ahead(duration_us: float) -> None:
     assert device.timing.num_held == late
 
 
+@pytest.mark.parametrize(
+    ("predicted_us", "mixed", "replayed", "binds"),
+    [
+        (1_500, False, True, True),
+        (5_000, False, True, False),
+        (1_500, True, True, False),
+        (1_500, False, False, False),
+        # Nobody knows how long it takes.
+        (0, False, True, False),
+    ],
+)
+def test_launching_binds_where_all_in_flight_are_short_decodes(
+    predicted_us: float, mixed: bool, replayed: bool, binds: bool
+) -> None:
+    made = timing()
+    assert not made.launching_binds
+    device = Device(made)
+    device.steps(300, lambda _: {"predicted_us": 1_500})
+    assert made.launching_binds
+    assert made.may_plan(int(device.end_ns), False)
+    made.planned(predicted_us, mixed, replayed)
+    assert made.launching_binds is binds
+
+
 def test_nothing_is_held_back_without_a_worker_that_launches_fast() -> None:
     made = PlanTiming()
     made.worker_ready(holds=False)
