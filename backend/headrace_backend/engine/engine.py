@@ -82,8 +82,9 @@ from headrace_backend.engine.step_log import StepLog
 from headrace_backend.step.drafts import StepDrafts
 from headrace_backend.step.plan import StepPlan, StepResult
 
-# With one pipeline stage, and steps that take longer than launching them (`_runs_further_ahead`).
-MAX_STEPS_IN_FLIGHT = 2
+# With one pipeline stage; each further one has one more, and so have short steps
+# (`_runs_further_ahead`).
+USUAL_STEPS_IN_FLIGHT = 2
 
 
 class Engine:
@@ -114,7 +115,7 @@ class Engine:
         self._blocks = SequenceBlocks(config.block_size, model.cache_groups, config.max_num_batched_tokens)
         self._with_history = config.drafts_from_history
         self._num_stages = config.pp
-        self._drafts = config.speculate != "off"
+        self._speculates = config.speculate != "off"
         self.steps = steps or StepLog()
         rates = Rates(clock())
         self._outboxes = Outboxes()
@@ -602,18 +603,18 @@ class Engine:
     @property
     def _has_all_in_flight(self) -> bool:
         """Whether as many steps are in flight as there may be."""
-        num_further = len(self._in_flight) - (self._num_stages + MAX_STEPS_IN_FLIGHT - 1)
-        return num_further > 0 or (num_further == 0 and not self._runs_further_ahead)
+        usual, num_in_flight = self._num_stages - 1 + USUAL_STEPS_IN_FLIGHT, len(self._in_flight)
+        return num_in_flight > usual or (num_in_flight == usual and not self._runs_further_ahead)
 
     @property
     def _runs_further_ahead(self) -> bool:
         """Whether one step more than usual is planned.
 
-        It is not where results say what is to be computed: drafts, and rows with grammars. Pipeline
-        stages have steps enough to launch meanwhile.
+        It is not where results say what is to be computed: drafts, and rows with grammars. Of
+        pipeline stages, whose plans are never held back, launching is not known to bind either.
         """
-        depends_on_results = self._drafts or self._scheduler.batch.num_masked_rows > 0
-        return self._num_stages == 1 and not depends_on_results and self._timing.launching_binds
+        depends_on_results = self._speculates or self._scheduler.batch.num_masked_rows > 0
+        return self._timing.launching_binds and not depends_on_results
 
     @property
     def _awaits_masks(self) -> bool:

@@ -5,7 +5,7 @@ are held back. The engine is synchronous and single-threaded, so everything here
 loop's thread and nothing awaits. Does not own the rings (`worker_group`), nor what an outbox
 becomes on the wire (`engine_service`).
 
-A result's way: settle -> plan -> push (two steps ahead) -> take outboxes -> deliver. The workers
+A result's way: settle -> plan -> push (some steps ahead) -> take outboxes -> deliver. The workers
 get their next plan before any stream gets its tokens, unless the engine holds it back: then the
 timer asks for it. Masks of rows with grammars are begun in threads before the next plan is made,
 and sent behind the plan of their step when they are there.

@@ -127,7 +127,7 @@ def test_token_on_its_way_at_preemption_is_kept() -> None:
 
 def test_preempted_sequence_waits_for_a_token_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a deeper pipeline than ours can show it with certainty."""
-    monkeypatch.setattr("headrace_backend.engine.engine.MAX_STEPS_IN_FLIGHT", 3)
+    monkeypatch.setattr("headrace_backend.engine.engine.USUAL_STEPS_IN_FLIGHT", 3)
     harness = Harness(num_blocks=4, max_num_seqs=2)
     old, new = request(30, max_tokens=30), request(15, max_tokens=14, seed=1)
     harness.add(old)

@@ -13,7 +13,7 @@ from tests.worker.driver import Entry, admission, step
 from tests.worker.speculation.deferred_drafting import MAX_MODEL_LEN, NUM_DRAFTS, NUM_ROWS, Driven
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.engine.engine import MAX_STEPS_IN_FLIGHT
+from headrace_backend.engine.engine import USUAL_STEPS_IN_FLIGHT
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.speculation.deferred_steps import (
     MOST_UNREAD,
@@ -232,7 +232,7 @@ def test_a_row_whose_pass_failed_is_not_caught_up_again() -> None:
 
 def test_an_engine_reads_what_the_worker_takes_for_read() -> None:
     """Speculation has no pipeline stages, with which more steps would be in flight."""
-    assert MAX_STEPS_IN_FLIGHT - 1 == MOST_UNREAD
+    assert USUAL_STEPS_IN_FLIGHT - 1 == MOST_UNREAD
 
 
 def test_warm_up_has_a_draft_model_catch_up() -> None:
