@@ -44,7 +44,6 @@ from headrace_kernels.linear import (
     dense_small_batch,
     dense_small_batch_kernels,
     dense_small_batch_sm90,
-    gemm_fp8_sm90,
     gemm_int8,
     gemm_weight_only,
     gemv_8bit,
@@ -499,29 +498,6 @@ def compile_bit_streams(arch: int) -> list[Any]:
     return compiled
 
 
-def compile_scaled(arch: int) -> list[Any]:
-    """Compiles the GEMM of rounded tokens: every class of rows, each size of tile once.
-
-    One product has its inputs split, another has its outputs dealt out.
-    """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
-        compiled = stack.enter_context(compiling_for(arch))
-        seen = set()
-        for num_rows, product in itertools.product((64, 128, 256), _PRODUCTS[1:3]):
-            outputs = product.num_outputs * (1 + product.gated)
-            sizes = (outputs, product.num_inputs, product.num_inputs)
-            weight = allocate(QuantKind.FP8, *sizes, torch.bfloat16, torch.device("cpu"))
-            tokens = RoundedTokens.empty((num_rows, product.num_inputs), torch.float8_e4m3fn, torch.device("cpu"))
-            bias, out = (torch.empty(*rows, outputs, dtype=torch.bfloat16) for rows in ((), (num_rows,)))
-            for tile in gemm_fp8_sm90.gemm_fp8_variants(num_rows, weight):
-                _, pieces = gemm_fp8_sm90.shared_out(tile, num_rows, *sizes[:2], 132)
-                if (tile[:5], pieces > 1) not in seen:
-                    seen.add((tile[:5], pieces > 1))
-                    gemm_fp8_sm90.multiply_gemm_fp8(tokens, weight, bias, out, tile)
-    return compiled
-
-
 def compile_w4a8(arch: int) -> list[Any]:
     """Compiles the GEMM of INT4 weights and rounded tokens, with the tile of the rule.
 
@@ -815,7 +791,6 @@ _ROOMS = {
     "nibble_rows_all": functools.partial(compile_nibble_rows, every=True),
     "few": compile_few,
     "bit_streams": compile_bit_streams,
-    "scaled": compile_scaled,
     "w4a8": compile_w4a8,
     "head": compile_head,
     "arranged": compile_arranged,

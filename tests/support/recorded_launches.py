@@ -49,7 +49,6 @@ from headrace_backend.worker.step.shape import AttentionSizes, captured_shapes
 from headrace_kernels import card, triton_runtime
 from headrace_kernels.attention import paged
 from headrace_kernels.linear import gemm_fp8
-from headrace_kernels.linear.gemm_fp8_sm90 import multiply_gemm_fp8
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
@@ -164,15 +163,9 @@ def on_a_card(launches: Launches) -> Iterator[None]:
         launches.add(self.fn.__qualname__, specialization, sorted(options.items()))
 
     def scaled(tokens: RoundedTokens, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        out = torch.empty(len(tokens.numbers), weight.num_outputs, dtype=weight.dtype)
-        tile = gemm_fp8.scaled_rule(len(tokens.numbers), weight)
-        if tile is not None:
-            multiply_gemm_fp8(tokens, weight, bias, out, tile)
-        else:
-            launches.add(
-                "_scaled_mm", *map(_operand, (tokens.numbers, tokens.scales, weight.packed, weight.scales, bias))
-            )
-        return out
+        operands = (tokens.numbers, tokens.scales, weight.packed, weight.scales, bias)
+        launches.add("_scaled_mm", *map(_operand, operands))
+        return torch.empty(len(tokens), weight.num_outputs, dtype=weight.dtype)
 
     triton.runtime.driver.set_active(_Card())
     with contextlib.ExitStack() as stack:

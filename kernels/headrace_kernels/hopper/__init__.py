@@ -11,7 +11,7 @@ barrier for each slot, and a launch with descriptors of what is copied.
 | `row_streams` | few rows and a weight that streams by: copies of steps in boxes, and results |
 | `stream_k` | products whose steps are shared out equally among programs (stream-K) |
 
-The frame of a kernel, in the order of its code (`linear.gemm_fp8_sm90` has no more than this)::
+The frame of a kernel, in the order of its code::
 
     arrived = new_barriers(SLOTS)                     # beside the slots' tiles
     publish_barriers()

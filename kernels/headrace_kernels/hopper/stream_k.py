@@ -1,7 +1,7 @@
 """Products whose steps are one line, of which each program does an equal share (stream-K).
 
 Owns how the line is shared out, how a step's products are added, and how the results end; used by
-the GEMMs of tokens rounded to e4m3.
+the GEMM of INT4 weights and tokens rounded to e4m3.
 
 Y^T = W X^T is cut into tiles of BLOCK_N outputs, of which each has `steps` steps along the inputs.
 The steps of all tiles are one line, tile after tile, and a program does `share` of them: some tiles
@@ -24,7 +24,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
-from headrace_kernels import early_launch
 from headrace_kernels.hopper.ring import begin_product
 
 # Results of a program of the kernel that ends a product in pieces. Not swept.
@@ -57,64 +56,51 @@ def added_here(total, product, scales):
 
 
 @gluon.jit
-def _added(total, product, scales):
-    if scales is None:
-        added = total + product
-    else:
-        added = added_here(total, product, scales)
-    return added
-
-
-@gluon.jit
 def add_products(
     left, token_smem, totals, scales, slot,
     MMA: gl.constexpr, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, OVERLAPS: gl.constexpr,
-    IS_SHARED: gl.constexpr,
 ):  # fmt: skip
     """Adds a step's products to the fp32 sums of all parts of the tokens.
 
     Hopper's sums of FP8 products keep 14 bits, so those of a step begin at 0 and are added in fp32.
 
     Args:
-        left: The weight's side: [BLOCK_N, inputs] in registers, or all its slots in shared memory.
+        left: The weight's side, [BLOCK_N, inputs] in registers.
         token_smem: Tokens of all slots, [slots, PARTS COLUMNS, inputs].
         totals: PARTS sums, [BLOCK_N, COLUMNS] each.
-        scales: [BLOCK_N, 1], by which products are multiplied, or None.
+        scales: [BLOCK_N, 1], by which products are multiplied.
         slot: The step's.
         MMA: Layout of the sums.
         BLOCK_N: Outputs.
         COLUMNS: Tokens of a part.
         PARTS: Parts of the tokens.
         OVERLAPS: One part is added while the next is multiplied.
-        IS_SHARED: The weight's side is in shared memory.
     """
     added = ()
     before = totals[0]
     for part in gl.static_range(PARTS):
         tokens = token_smem.index(slot).slice(part * COLUMNS, COLUMNS, 0).permute((1, 0))
-        operand = left.index(slot) if IS_SHARED else left
-        product = begin_product(operand, tokens, BLOCK_N, COLUMNS, MMA)
+        product = begin_product(left, tokens, BLOCK_N, COLUMNS, MMA)
         if OVERLAPS:
             if part > 0:
                 # The part before is multiplied, this one may be under way.
-                added = added + (_added(totals[part - 1], warpgroup_mma_wait(1, deps=[before]), scales),)
+                added = added + (added_here(totals[part - 1], warpgroup_mma_wait(1, deps=[before]), scales),)
             before = product
         else:
-            added = added + (_added(totals[part], warpgroup_mma_wait(0, deps=[product]), scales),)
+            added = added + (added_here(totals[part], warpgroup_mma_wait(0, deps=[product]), scales),)
     if OVERLAPS:
-        added = added + (_added(totals[PARTS - 1], warpgroup_mma_wait(0, deps=[before]), scales),)
+        added = added + (added_here(totals[PARTS - 1], warpgroup_mma_wait(0, deps=[before]), scales),)
     return added
 
 
 @gluon.jit
 def finish(
-    total, token_scale_ptr, scale_ptr, bias_ptr, out_ptr, piece, first_m, first_n, M, N,
+    total, token_scale_ptr, bias_ptr, out_ptr, piece, first_m, first_n, M, N,
     BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr, SPLIT: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """Stores the sums [BLOCK_N, COLUMNS] of a piece, or of a whole tile scaled and with bias.
 
-    If tiles are SPLIT, `out` is fp32 [pieces, M, N], otherwise [M, N]. scale_ptr is None where
-    outputs have no scale.
+    If tiles are SPLIT, `out` is fp32 [pieces, M, N], otherwise [M, N].
     """
     n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, MMA)), 1)
     m = gl.expand_dims(first_m + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA)), 0)
@@ -124,8 +110,6 @@ def finish(
         gl.store(out_ptr + piece.to(gl.int64) * M * N + (m * N + n), total, mask=mask)
     else:
         total = total * gl.load(token_scale_ptr + m, mask=m < M, other=0.0)
-        if scale_ptr is not None:
-            total = total * gl.load(scale_ptr + n, mask=n < N, other=0.0)
         if bias_ptr is not None:
             total += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
         # Half sectors, which the cache puts together: another layout would take shared memory that
@@ -136,13 +120,10 @@ def finish(
 # N is a multiple of 16, and vectors are loaded.
 @triton.jit(do_not_specialize=["M", "steps", "share"])
 def _end_kernel(
-    sums_ptr, token_scale_ptr, scale_ptr, bias_ptr, out_ptr, M, N, steps, share,
-    PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    sums_ptr, token_scale_ptr, bias_ptr, out_ptr, M, N, steps, share,
+    PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds [PIECES, M, N] in order; most tiles have fewer pieces, and others are not read."""
-    if EARLY:
-        early_launch.grid_behind_may_start()
-        early_launch.grid_before_is_done()
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tile = n // BLOCK_N
@@ -151,32 +132,27 @@ def _end_kernel(
     for piece in tl.static_range(PIECES):
         total += tl.load(sums_ptr + (piece * M + row) * N + n, mask=(n < N) & (piece < pieces), other=0.0)
     total = total * tl.load(token_scale_ptr + row)
-    if scale_ptr is not None:
-        total = total * tl.load(scale_ptr + n, mask=n < N, other=0.0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
 def end_pieces(
-    sums: Tensor, token_scales: Tensor, scales: Tensor | None, bias: Tensor | None, out: Tensor,
-    steps: int, share: int, block_n: int, early: bool = False,
+    sums: Tensor, token_scales: Tensor, bias: Tensor | None, out: Tensor, steps: int, share: int, block_n: int
 ) -> None:  # fmt: skip
     """Adds the pieces of a product up, scales them and adds the bias.
 
     Args:
         sums: [pieces, num_rows, num_outputs] fp32, as `finish` stores pieces.
         token_scales: [num_rows, 1] fp32.
-        scales: Scale of each output, [num_outputs] fp32, or None.
         bias: [num_outputs].
         out: [num_rows, num_outputs], written; num_outputs is a multiple of 16.
         steps: Steps of a tile.
         share: Steps of a program (`shared_out`).
         block_n: Outputs of a tile.
-        early: The kernel starts while the one that stores the pieces still runs.
     """
     num_rows, num_outputs = out.shape
     _end_kernel[(triton.cdiv(num_outputs, _END_OUTPUTS), num_rows)](
-        sums, token_scales, scales, bias, out, num_rows, num_outputs, steps, share,
-        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS, EARLY=early and out.is_cuda, launch_pdl=early,
+        sums, token_scales, bias, out, num_rows, num_outputs, steps, share,
+        PIECES=len(sums), BLOCK_N=block_n, BLOCK=_END_OUTPUTS,
     )  # fmt: skip

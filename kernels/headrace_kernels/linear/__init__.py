@@ -14,7 +14,8 @@ few_bits                     2 to 16 rows of 8 bits and of INT4 in groups of 128
 gemm_weight_only             hundreds of rows, and weights dequantized in memory
 gemm_weight_only_sm90        the same product on sm_90
 gemm_dequantized             more rows, and all without a GPU: by dequantized weights
-gemm_fp8, gemm_fp8_sm90      tokens in FP8 as well
+gemm_fp8                     tokens in FP8 as well
+cublas                       cuBLAS with a tile that is named here, for tokens in FP8 and in bf16
 gemm_int8                    tokens in INT8 as well
 block_quantized              weights in blocks (GGUF, NF4), kernels in `block_quantized_kernels`
 input_order                  inputs gathered into a weight's own order

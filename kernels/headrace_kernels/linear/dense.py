@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels.linear.cublas.plain import tiled_linear
 from headrace_kernels.linear.dense_small_batch import fuses, small_linear
 
 # oneDNN's matrix product, which PyTorch uses for low precision only; for fp32 it takes MKL, which
@@ -89,7 +90,8 @@ def _by_a_library(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: tor
     if _HAS_ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.shape[0] > 1:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return result
-    return linear_reference(x, weight, bias, out_dtype)
+    tiled = tiled_linear(x, weight, bias) if out_dtype in (None, x.dtype) else None
+    return linear_reference(x, weight, bias, out_dtype) if tiled is None else tiled
 
 
 def empty_weight(num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -47,15 +47,13 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 _MOST_GEMM_ROWS = {QuantKind.INT8: 256, QuantKind.INT4: 128, QuantKind.FP8: 128}
 # The same where warp groups multiply (INT4, 512 rows: 11.7 ms against 14.1).
 _MOST_WARPGROUP_ROWS = 512
-# Rows from which FP8 weights, and INT8 ones whose scheme says so, take activations of 8 bits where
-# the GPU can (FP8, 65 rows: 3.9 ms, by the tiles 4.5); FP8 from fewer where `gemm_fp8.scaled_rule`
-# names a tile.
-_FEWEST_SCALED_ROWS = 65
+# Rows from which INT8 weights whose scheme says so take activations of 8 bits where the GPU can.
+_FEWEST_INT8_ROWS = 65
 
 
 # Numbers of rows that between them take every kernel there is for a weight, so that a server that
 # has run them compiles nothing later: those at the ends of the rules' ranges.
-WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 512, 513)
+WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 320, 384, 448, 512, 513)
 
 
 _SCALED = {
@@ -83,15 +81,13 @@ def path_rule(num_rows: int, weight: QuantizedWeight) -> Path:
     """Which path a product takes, by sizes, kind and card alone."""
     if not uses_triton(weight.packed):
         return Path.BLOCKS
-    if gemm_fp8.scaled_rule(num_rows, weight) is not None:
-        # It names a tile where rounded tokens are faster than words dequantized for products of few
-        # rows, too.
+    if gemm_fp8.takes_rows(num_rows, weight):
         return Path.SCALED
     if takes(weight) and 1 <= num_rows <= MAX_SMALL_BATCH_ROWS or small_batch_8bit_rule(num_rows, weight) is not None:
         return Path.SMALL_BATCH
     if num_rows >= w4a8.FEWEST_W4A8_ROWS and w4a8.can_scale(weight):
         return Path.SCALED
-    if num_rows >= _FEWEST_SCALED_ROWS and (gemm_fp8.can_scale(weight) or gemm_int8.can_scale(weight)):
+    if num_rows >= _FEWEST_INT8_ROWS and gemm_int8.can_scale(weight):
         return Path.SCALED
     most = _MOST_WARPGROUP_ROWS if takes_warpgroups(weight) else _MOST_GEMM_ROWS[weight.kind]
     return Path.GEMM if takes(weight) and num_rows <= most else Path.DEQUANTIZED

@@ -7,7 +7,12 @@ import torch
 from tests.support.kernel_case import poisoned_memory
 
 from headrace_kernels import card
-from headrace_kernels.linear.gemm_fp8 import can_scale, library_product, scaled_linear
+from headrace_kernels.linear.cublas.bindings import LibraryProduct, ProductShape, TileName, cublas_lt
+from headrace_kernels.linear.cublas.fp8 import library_product
+from headrace_kernels.linear.cublas.plain import tiled_linear
+from headrace_kernels.linear.cublas.tiled import tiled_product
+from headrace_kernels.linear.dense import linear
+from headrace_kernels.linear.gemm_fp8 import can_scale, scaled_linear
 from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
 
@@ -60,3 +65,88 @@ def test_a_card_multiplies_rows_that_fill_no_tile(rows: int) -> None:
         found = scaled_linear(tokens, weight, None)
     wide = (tokens.numbers.double() @ weight.packed.double().t()) * tokens.scales.double() * weight.scales.double()
     assert found.shape == (rows, 28_672) and float((found.double() - wide).norm() / wide.norm()) < 3e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(6144, 4096), (4096, 14_336), (28_672, 4096), (2560, 8192), (2064, 2064)])
+def test_a_tile_that_the_library_is_given_gives_the_bits_of_its_own(sizes: tuple[int, int], has_bias: bool) -> None:
+    device = torch.device("cuda")
+    if not card.has_warpgroup_instructions(device):
+        pytest.skip("tiles are given on sm_90")
+    outputs, inputs = sizes
+    numbers = torch.randn(outputs, inputs, device=device).to(E4M3)
+    scales = torch.rand(outputs, device=device) + 0.5
+    bias = torch.randn(outputs, device=device, dtype=torch.bfloat16) if has_bias else None
+    for rows in (33, 64, 96, 128, 192, 256, 320, 448, 512):
+        tokens = round_tokens(torch.randn(rows, inputs, device=device, dtype=torch.bfloat16), E4M3)
+        # The first launch is inside of a capture, as that of a graph's step may be.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = library_product(tokens, numbers, scales, bias)
+        found.fill_(torch.nan)
+        graph.replay()
+        own = torch._scaled_mm(
+            tokens.numbers, numbers.t(), scale_a=tokens.scales, scale_b=scales[None], bias=bias,
+            out_dtype=torch.bfloat16, use_fast_accum=False,
+        )  # fmt: skip
+        assert torch.equal(found, own) and torch.equal(library_product(tokens, numbers, scales, bias), own)
+        filled = ProductShape(-(-rows // 64) * 64, outputs, inputs, E4M3, has_bias)
+        assert tiled_product(device, filled) is not None, "an H100 and an H200 have all tiles"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(4096, 4096), (4096, 14_336), (28_672, 4096), (1536, 4096), (4096, 3584)])
+def test_plain_weights_are_multiplied_by_a_tile_that_the_library_is_given(
+    sizes: tuple[int, int], has_bias: bool
+) -> None:
+    device = torch.device("cuda")
+    if not card.has_warpgroup_instructions(device):
+        pytest.skip("tiles are given on sm_90")
+    outputs, inputs = sizes
+    weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(outputs, device=device, dtype=torch.bfloat16) if has_bias else None
+    tiled = 0
+    for rows in (64, 96, 128, 192, 256, 384):
+        x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16)
+        wide = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+        found = tiled_linear(x, weight, bias)
+        if found is not None:
+            tiled += 1
+            assert torch.equal(found, linear(x, weight, bias))
+            # One rounding of a sum in fp32.
+            assert float(((found.double() - wide).abs() - wide.abs() * 2**-8).max()) < 0.05
+            assert float((found.double() - wide).norm() / wide.norm()) < 3e-3
+        # Rows that lie apart from each other are the library's business.
+        assert tiled_linear(x.repeat(1, 2)[:, :inputs], weight, bias) is None
+    assert tiled >= 1
+
+
+@pytest.mark.gpu
+def test_given_tiles_keep_more_than_14_bits_of_long_products() -> None:
+    """Numbers have one sign, so that their sums grow.
+
+    In the tensor cores' own sums what is added in the end would be cut off.
+    """
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("tiles are given on sm_90")
+    numbers = torch.randn(4096, 14_336, device="cuda").abs().to(E4M3)
+    scales = torch.ones(4096, device="cuda")
+    for rows in (64, 256, 512):
+        tokens = round_tokens(torch.randn(rows, 14_336, device="cuda", dtype=torch.bfloat16).abs(), E4M3)
+        expected = (tokens.numbers.double() * tokens.scales.double()) @ numbers.double().t()
+        found = library_product(tokens, numbers, scales, None)
+        # Half a unit of bf16, and what four additions of 32 products each cut off at 14 bits. The
+        # cores' own sums would lose a hundred times as much.
+        assert float(((found.double() - expected).abs() / expected).max()) < 2**-8 + 2**-10
+
+
+@pytest.mark.gpu
+def test_a_tile_that_the_library_does_not_have_is_not_taken() -> None:
+    library = cublas_lt(torch.device("cuda"))
+    assert library is not None
+    for number in (E4M3, torch.bfloat16):
+        assert not LibraryProduct(library, ProductShape(128, 4096, 4096, number, False)).cut(TileName(9999, 4, 2))
+    with pytest.raises(RuntimeError, match="cublasLtCreate failed with cublasStatus_t 7"):
+        library.call("cublasLtCreate", None)

@@ -213,7 +213,7 @@ def _gemm_w4a8_kernel(
                 w = _weights(pairs, part % 2 == 1)
                 totals = add_products(
                     w, token_smem, totals, gl.expand_dims(scales, 1), _found_here(part), MMA, BLOCK_N, COLUMNS, PARTS,
-                    OVERLAPS, False,
+                    OVERLAPS,
                 )  # fmt: skip
             totals = _less_zero_points(totals, sum_smem, word_slot, zeros, MMA, TF32, BLOCK_N, COLUMNS, PARTS)
             word_phase = gl.where(word_slot == 1, 1 - word_phase, word_phase)
@@ -222,7 +222,7 @@ def _gemm_w4a8_kernel(
         piece = program - tile * steps // share
         for part in gl.static_range(PARTS):
             finish(
-                totals[part], token_scale_ptr, None, bias_ptr, out_ptr, piece, _found_here(first_m + part * COLUMNS),
+                totals[part], token_scale_ptr, bias_ptr, out_ptr, piece, _found_here(first_m + part * COLUMNS),
                 tile * BLOCK_N, M, _found_here(N), BLOCK_N, COLUMNS, SPLIT, MMA,
             )  # fmt: skip
 
@@ -290,4 +290,4 @@ def multiply_w4a8(
         COLUMNS=tile.columns, OVERLAPS=tile.overlaps, SPLIT=pieces > 1, num_warps=tile.num_warps, maxnreg=None,
     )  # fmt: skip
     if pieces > 1:
-        end_pieces(target, tokens.scales, None, bias, out, steps, share, tile.block_n)
+        end_pieces(target, tokens.scales, bias, out, steps, share, tile.block_n)

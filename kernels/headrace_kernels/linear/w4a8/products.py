@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.linear.gemm_fp8 import library_product
+from headrace_kernels.linear.cublas.fp8 import library_product
 from headrace_kernels.linear.w4a8.dequantized import round_to_e4m3
 from headrace_kernels.linear.w4a8.gemm_sm90 import W4A8Tile, multiply_w4a8, takes_w4a8_gemm
 from headrace_kernels.linear.w4a8.token_sums import token_sums
