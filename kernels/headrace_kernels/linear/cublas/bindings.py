@@ -68,12 +68,12 @@ class TileName(NamedTuple):
 
 
 class ProductShape(NamedTuple):
-    """The sizes of a product, the type of both its sides, and whether it adds a bias."""
+    """The sizes of a product, each at least 1, its type, and whether it adds a bias."""
 
     num_tokens: int
     num_outputs: int
     num_inputs: int
-    # bf16, or e4m3 with a scale for each token and each output.
+    # Of both sides: bf16, or e4m3 with a scale for each token and each output.
     number: torch.dtype
     has_bias: bool
 
@@ -112,7 +112,7 @@ class CublasLt:
         """Makes the handle.
 
         Args:
-            library: As `loaded_library` finds it.
+            library: What `loaded_library` finds.
             device: The card.
         """
         self.handle = _POINTER()
@@ -206,7 +206,7 @@ class LibraryProduct:
             numbers: [num_outputs, num_inputs] of that type, the weight.
             bias: [num_outputs] bf16, if the shape has one.
             out: [num_tokens, num_outputs] bf16; written.
-            scales: Those of e4m3.
+            scales: What e4m3 is multiplied by; None: bf16.
 
         Raises:
             RuntimeError: The library refused the launch.

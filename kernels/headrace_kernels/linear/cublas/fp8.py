@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.linear.cublas.bindings import ProductShape, Scales
 from headrace_kernels.linear.cublas.tiled import tiled_product
+from headrace_kernels.linear.cublas.tiles import OWN_FP8_ROWS
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Rows up to which the library is given the tile. Steps of 640 to 700 tokens took no less time with
@@ -25,7 +26,6 @@ _WHOLE_ROWS = 64
 # Its own has 128: a layer of that model takes 163 us with 160 rows, 128 with 256. With 6,300 rows
 # filling up takes as long or longer, and fewer than these were not measured (docs/experiments.md,
 # "rows that fill the library's tiles").
-_OWN_ROWS = 128
 _FILLED_ROWS = range(65, 5121)
 
 
@@ -49,7 +49,7 @@ def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias
             tiled.launch(filled.numbers, numbers, bias, out, Scales(filled.scales, scales))
             return out[:num_tokens]
     if num_tokens in _FILLED_ROWS and card.has_warpgroup_instructions(device):
-        tokens = tokens.filled_up(_OWN_ROWS)
+        tokens = tokens.filled_up(OWN_FP8_ROWS)
     product: Tensor = torch._scaled_mm(
         tokens.numbers,
         numbers.t(),

@@ -23,7 +23,7 @@ def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | Non
     if not weight.is_cuda or weight.dtype != torch.bfloat16 or not (x.is_contiguous() and weight.is_contiguous()):
         return None
     outputs, inputs = weight.shape
-    if outputs % _ALIGNMENT or inputs % _ALIGNMENT:
+    if len(x) == 0 or outputs % _ALIGNMENT or inputs % _ALIGNMENT:
         return None
     tiled = tiled_product(weight.device, ProductShape(len(x), outputs, inputs, weight.dtype, bias is not None))
     if tiled is None:
