@@ -1,20 +1,17 @@
 """A backend process for benchmarks: started with the given engine settings, watched, and stopped.
 
-Owns the process, its socket and its log, from which start-up phases are read; and the peak of the
-memory that its worker takes. Does not speak with it (`engine_session`).
+Owns the process, its socket and its log, from which start-up phases are read. Does not speak with
+it (`engine_session`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,8 +23,6 @@ from benchmarks import figures
 # The server's own backend.
 PROGRAM = ("headrace_backend",)
 _GIB = 1 << 30
-_SAMPLE_S = 0.2
-_NVML_NAMES = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1")
 
 
 class BackendProcess:
@@ -151,93 +146,3 @@ def backend_process(
             yield process
         finally:
             process.stop()
-
-
-class _NvmlMemory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-class GpuMemory:
-    """Peak of the memory in use on a GPU, beyond what was in use at the beginning.
-
-    It is read by NVML, which needs no CUDA context.
-    """
-
-    def __init__(self, index: int = 0) -> None:
-        """Watches from now on: the card that this process would call by that index.
-
-        Without NVML there are no figures.
-        """
-        self._nvml = _load_nvml()
-        self._handle = ctypes.c_void_p()
-        if self._nvml is not None and _find_card(self._nvml, index, self._handle):
-            self._nvml = None
-        self._ended = threading.Event()
-        self._before = self._peak = self._used()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _memory(self) -> _NvmlMemory:
-        memory = _NvmlMemory()
-        if self._nvml is not None and self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
-            self._nvml = None
-        return memory
-
-    def _used(self) -> int:
-        return int(self._memory().used)
-
-    @property
-    def total_bytes(self) -> int | None:
-        """All of the card's; None without NVML."""
-        total = int(self._memory().total)
-        return None if self._nvml is None else total
-
-    def _watch(self) -> None:
-        while self._nvml is not None and not self._ended.wait(_SAMPLE_S):
-            self._peak = max(self._peak, self._used())
-
-    @property
-    def used_bytes(self) -> int | None:
-        """In use now, by whomever; None without NVML."""
-        used = self._used()
-        return None if self._nvml is None else used
-
-    @property
-    def name(self) -> str:
-        """The card's name; "" without NVML."""
-        text = ctypes.create_string_buffer(96)
-        if self._nvml is None or self._nvml.nvmlDeviceGetName(self._handle, text, len(text)):
-            return ""
-        return text.value.decode()
-
-    @property
-    def peak_gib(self) -> float | None:
-        """So far; None without NVML."""
-        return None if self._nvml is None else (self._peak - self._before) / _GIB
-
-    def close(self) -> None:
-        """Ends the watching."""
-        self._ended.set()
-        self._thread.join()
-
-
-def _find_card(nvml: Any, index: int, handle: ctypes.c_void_p) -> int:
-    """Fills the handle; 0: found.
-
-    NVML knows nothing of CUDA_VISIBLE_DEVICES, by which programs count cards.
-    """
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = named[index] if index < len(named) else str(index)
-    if name.isdigit():
-        return int(nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle)))
-    return int(nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)))
-
-
-def _load_nvml() -> Any:
-    for name in _NVML_NAMES:
-        with contextlib.suppress(OSError):
-            library = ctypes.CDLL(name)
-            return library if library.nvmlInit_v2() == 0 else None
-    return None

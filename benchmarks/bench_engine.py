@@ -12,6 +12,7 @@ nothing. The ceilings are measured first, in a process of their own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import pathlib
 import sys
@@ -26,6 +27,7 @@ from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_options import Plan, engine_options, model_folder, plan_of
 from benchmarks.engine_session import EngineSession
 from benchmarks.figures import write_json
+from benchmarks.gpu_watch import GpuClocks
 from benchmarks.measured_engine import measure_all, measured_engine, record, unmeasured
 from benchmarks.measurements import itl_over_time, medians, summary
 from benchmarks.sending import Run, Unfinished, counters, planning, send, uncached
@@ -94,9 +96,11 @@ async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None, ending:
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
 
         async def measure(workload: Workload) -> dict[str, Any]:
-            figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1), ending)
+            with GpuClocks() if ceilings.device == "cuda" else contextlib.nullcontext() as clocks:
+                figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1), ending)
             result = record(figures, workload, plan, ceilings, started, session.model)
-            return result | {"peak_memory_gib": peak_gib()}
+            card = {} if clocks is None else {"card": clocks.summary()}
+            return result | {"peak_memory_gib": peak_gib()} | card
 
         return await measure_all(workloads, measure, results_table.lines, path, ending)
 

@@ -41,10 +41,10 @@ from typing import Any
 import uvloop
 
 from benchmarks import soak_checks, soak_server
-from benchmarks.backend_process import GpuMemory
 from benchmarks.engine_options import START_TIMEOUT_S, checked_config, engine_settings, model_folder, which_engine
 from benchmarks.engine_session import EngineSession, Prompt, engine_session
 from benchmarks.figures import provenance, write_json
+from benchmarks.gpu_watch import GpuMemory
 from benchmarks.soak_checks import Check, Sent
 from benchmarks.soak_requests import CPU_SIZES, GPU_SIZES, RequestMaker, Sizes
 from benchmarks.soak_watch import Watch

@@ -13,12 +13,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from benchmarks.backend_process import GpuMemory
 from benchmarks.ceilings import Ceilings
 from benchmarks.ending import CutShort, Ending
 from benchmarks.engine_options import START_TIMEOUT_S, Plan
 from benchmarks.engine_session import EngineSession, engine_session
 from benchmarks.figures import provenance, write_json
+from benchmarks.gpu_watch import GpuMemory
 from benchmarks.measurements import summary
 from benchmarks.roofline import BYTES, PerfectEngine, StepTime
 from benchmarks.sending import NotMeasured, warm_up

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.figures import provenance, write_json
+from benchmarks.gpu_watch import GpuClocks, clock_line
 from benchmarks.shapes import SHAPES, write_model_folder
 from headrace_backend.config import QUANTIZE_GROUPS, EngineConfig
 from headrace_backend.models.build import ModelBuild
@@ -84,6 +85,8 @@ class StepProfile:
     # Between the end of a kernel and the beginning of the next, under the profiler.
     gap_us: float
     shares: tuple[KernelShare, ...]
+    # Of the second before, by `GpuClocks`.
+    card: dict[str, float] | None = None
 
 
 def plan_of(kind: str, pool: BlockPool) -> StepPlan:
@@ -131,12 +134,14 @@ def _run(runner: Runner, plan: StepPlan, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def _heat(runner: Runner, plan: StepPlan, seconds: float) -> None:
-    """Runs a step again and again for so long, as an engine would."""
+def _heat(runner: Runner, plan: StepPlan, seconds: float) -> dict[str, float] | None:
+    """Runs a step again and again for so long, as an engine would; the card's power and clocks."""
     began = time.perf_counter()
-    while time.perf_counter() < began + seconds:
-        _run(runner, plan, _STEPS)
-        torch.cuda.synchronize()
+    with GpuClocks() as clocks:
+        while time.perf_counter() < began + seconds:
+            _run(runner, plan, _STEPS)
+            torch.cuda.synchronize()
+    return clocks.summary()
 
 
 def profile(runner: Runner, kind: str, pool: BlockPool, heating_s: float = _HEATING_S) -> StepProfile:
@@ -146,8 +151,7 @@ def profile(runner: Runner, kind: str, pool: BlockPool, heating_s: float = _HEAT
     _run(runner, again, _WARM_STEPS)
     torch.cuda.synchronize()
     # Rows with drafts go on from step to step, and would soon be beyond their blocks.
-    if again.forward.known_counts.any():
-        _heat(runner, again, heating_s)
+    card = _heat(runner, again, heating_s) if again.forward.known_counts.any() else None
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     launch_s = _run(runner, again, _STEPS)
@@ -158,7 +162,8 @@ def profile(runner: Runner, kind: str, pool: BlockPool, heating_s: float = _HEAT
         _run(runner, again, _STEPS)
         torch.cuda.synchronize()
     runner.forward(release_step(len(taken.forward.rows)))
-    return _summary(kind, wall_us, launch_s * 1e6 / _STEPS, profiler.events())
+    found = _summary(kind, wall_us, launch_s * 1e6 / _STEPS, profiler.events())
+    return dataclasses.replace(found, card=card)
 
 
 def _summary(kind: str, wall_us: float, launch_us: float, events: Sequence[object]) -> StepProfile:
@@ -240,6 +245,8 @@ def _print(result: StepProfile, top: int) -> None:
         f"{result.kind}: {result.wall_us:,.0f} us a step; {result.kernels:.0f} kernels busy {result.busy_us:,.0f} us, "
         f"gaps {result.gap_us:,.0f} us; launching takes the host {result.launch_us:,.0f} us"
     )
+    if result.card is not None:
+        print(f"  card: {clock_line(result.card)}")
     for share in result.shares[:top]:
         print(
             f"  {share.us:9.1f} us {share.us / result.busy_us:6.1%} {share.launches:5.0f}x {share.name[:_NAME_LENGTH]}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.gpu_watch import clock_line
+
 # Field, unit, and whether more is better.
 _ROWS = (
     ("output_tok_s", "tok/s", True),
@@ -45,4 +47,6 @@ def lines(result: dict[str, Any]) -> list[str]:
             f"  plans        {result['held_plans']:>12,} of {result['step_count']:,} held back, "
             f"{result['late_plans']:,} late"
         )
+    if result.get("card"):
+        shown.append(f"  card         {clock_line(result['card'])}")
     return shown

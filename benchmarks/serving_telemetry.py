@@ -26,11 +26,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import front_parties
-from benchmarks.backend_process import GpuMemory
 from benchmarks.ceilings import Ceilings
 from benchmarks.ending import Ending
 from benchmarks.engine_options import Plan
 from benchmarks.engine_session import EngineSession
+from benchmarks.gpu_watch import GpuMemory
 from benchmarks.measured_engine import measure_all, measured_engine, record
 from benchmarks.measurements import medians, summary
 from benchmarks.paired import relative

@@ -12,8 +12,8 @@ from collections import defaultdict
 
 import psutil
 
-from benchmarks.backend_process import GpuMemory
 from benchmarks.engine_session import EngineSession
+from benchmarks.gpu_watch import GpuMemory
 
 _INTERVAL_S = 0.2
 

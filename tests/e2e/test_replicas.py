@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import torch
-from benchmarks.backend_process import GpuMemory
+from benchmarks.gpu_watch import GpuMemory
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.support.processes import wait_until

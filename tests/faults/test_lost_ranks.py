@@ -20,7 +20,7 @@ import grpc
 import psutil
 import pytest
 import torch
-from benchmarks.backend_process import GpuMemory
+from benchmarks.gpu_watch import GpuMemory
 from tests.support.processes import alive, wait_until
 from tests.support.rpc import CALL_TIMEOUT_S, greedy, idle_load
 from tests.support.running_server import ROOT, RunningServer, environment, running_server

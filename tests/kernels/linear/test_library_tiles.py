@@ -128,13 +128,13 @@ def test_elsewhere_the_library_is_given_nothing(monkeypatch: pytest.MonkeyPatch)
     shape = ProductShape(128, 4096, 4096, E4M3, False)
     assert tiled_product(CPU, shape) is None
     assert tiled_linear(torch.ones(128, 4096, dtype=BF16), torch.ones(64, 4096, dtype=BF16), None) is None
-    monkeypatch.setattr(torch.version, "cuda", None)
-    bindings.loaded_library.cache_clear()
-    assert bindings.loaded_library() is None
-    monkeypatch.setattr(torch.version, "cuda", "99.0")
-    bindings.loaded_library.cache_clear()
-    assert bindings.loaded_library() is None
-    bindings.loaded_library.cache_clear()
+    loaded = bindings.loaded_library.__wrapped__
+    for cuda in (None, "99.0"):
+        with monkeypatch.context() as other:
+            other.setattr(torch.version, "cuda", cuda)
+            assert loaded() is None
+    monkeypatch.setattr(bindings, "_LEAST_VERSION", 990_000)
+    assert loaded() is None
 
 
 def test_the_library_has_all_that_it_is_asked_and_its_structures_have_their_sizes() -> None:

@@ -5,7 +5,7 @@ for each token and output the heuristic names only one, of 128 x 128 outputs, al
 has dozens; of others it names eight, whose first is not always the fastest. This file changes the
 tile of what the heuristic names, and asks the library whether it can multiply so.
 
-Names, numbers and layouts are those of `cublasLt.h` (CUDA 12.9 and later).
+Names, numbers and layouts are those of `cublasLt.h`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+# 12.9, the first with a scale for each token and output.
+_LEAST_VERSION = 120_900
 _COMPUTE_32F = 68
 _REAL_32F = 0
 _REAL_OF = {torch.bfloat16: 14, torch.float8_e4m3fn: 28}
@@ -212,10 +214,13 @@ class LibraryProduct:
             RuntimeError: The library refused the launch.
         """
         assert self._algorithm is not None, "cut first"
+        assert tokens.is_contiguous() and numbers.is_contiguous() and out.is_contiguous()
+        assert bias is None or (bias.is_contiguous() and bias.dtype == out.dtype == torch.bfloat16)
         # It is of this stream: kernels behind this one alone may have its memory next.
         workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=out.device)
         with self._lock:
             if scales is not None:
+                assert scales.of_outputs.is_contiguous() and scales.of_tokens.is_contiguous()
                 self._set(_DESC_A_SCALE_POINTER, _POINTER(scales.of_outputs.data_ptr()))
                 self._set(_DESC_B_SCALE_POINTER, _POINTER(scales.of_tokens.data_ptr()))
             if bias is not None:
@@ -267,13 +272,15 @@ class LibraryProduct:
 
 @functools.cache
 def loaded_library() -> ctypes.CDLL | None:
-    """The cuBLASLt of the CUDA that PyTorch was built for; None: it was built for none."""
+    """The cuBLASLt of the CUDA that PyTorch was built for; None: there is none, or an older one."""
     if torch.version.cuda is None:
         return None
     try:
-        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+        library = ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
     except OSError:
         return None
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    return library if library.cublasLtGetVersion() >= _LEAST_VERSION else None
 
 
 @functools.cache

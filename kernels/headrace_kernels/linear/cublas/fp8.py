@@ -40,7 +40,7 @@ def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias
     """
     num_tokens, device = len(tokens), numbers.device
     # No row of a product depends on another one, so that what fills up is left out of the result.
-    if num_tokens <= _MOST_TILED_ROWS:
+    if num_tokens <= _MOST_TILED_ROWS and numbers.is_contiguous() and scales.is_contiguous():
         filled = tokens.filled_up(_WHOLE_ROWS)
         outputs, inputs = numbers.shape
         tiled = tiled_product(device, ProductShape(len(filled), outputs, inputs, numbers.dtype, bias is not None))
