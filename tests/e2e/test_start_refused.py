@@ -120,8 +120,8 @@ def test_a_setting_that_can_not_work_is_refused_in_one_line_before_anything_star
 ) -> None:
     ended, _ = refused(*options)
     assert ended.returncode == 2 and ended.stdout == ""
-    [line] = ended.stderr.splitlines()
-    assert line.startswith("headrace: ") and named in line
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert ended.stderr.startswith("headrace: ") and named in ended.stderr
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

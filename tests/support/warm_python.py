@@ -118,6 +118,8 @@ def _become(index: int, folder: pathlib.Path, module: str, arguments: list[str])
     except BaseException:  # As the interpreter itself ends: reported on stderr, with code 1.
         traceback.print_exc()
         code = 1
+    # As the interpreter ends, too: a server that is refused kills the backend that it has begun.
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
