@@ -43,10 +43,7 @@ class GpuMemory:
 
         Without NVML there are no figures.
         """
-        self._nvml = _load_nvml()
-        self._handle = ctypes.c_void_p()
-        if self._nvml is not None and _find_card(self._nvml, index, self._handle):
-            self._nvml = None
+        self._nvml, self._handle = _card(index)
         self._ended = threading.Event()
         self._before = self._peak = self._used()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -104,10 +101,7 @@ class GpuClocks:
 
         Without NVML there are no figures.
         """
-        self._nvml = _load_nvml()
-        self._handle = ctypes.c_void_p()
-        if self._nvml is not None and _find_card(self._nvml, index, self._handle):
-            self._nvml = None
+        self._nvml, self._handle = _card(index)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._samples: list[tuple[int, int, int]] = []
@@ -174,16 +168,21 @@ def clock_line(card: dict[str, float]) -> str:
     )
 
 
-def _find_card(nvml: Any, index: int, handle: ctypes.c_void_p) -> int:
-    """Fills the handle; 0: found.
+def _card(index: int) -> tuple[Any, ctypes.c_void_p]:
+    """NVML and its handle of the card that programs call by that index; None: there is none.
 
     NVML knows nothing of CUDA_VISIBLE_DEVICES, by which programs count cards.
     """
+    nvml, handle = _load_nvml(), ctypes.c_void_p()
+    if nvml is None:
+        return None, handle
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = named[index] if index < len(named) else str(index)
     if name.isdigit():
-        return int(nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle)))
-    return int(nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)))
+        status = nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+    else:
+        status = nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    return None if status else nvml, handle
 
 
 def _load_nvml() -> Any:
