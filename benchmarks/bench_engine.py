@@ -96,6 +96,7 @@ async def run(plan: Plan, ceilings: Ceilings, path: pathlib.Path | None, ending:
     async with measured_engine(plan, ceilings) as (session, workloads, started, peak_gib):
 
         async def measure(workload: Workload) -> dict[str, Any]:
+            # Of several cards the first, which does what the others do.
             with GpuClocks() if ceilings.device == "cuda" else contextlib.nullcontext() as clocks:
                 figures = await _measure(session, workload, plan.repeats or _REPEATS.get(workload.name, 1), ending)
             result = record(figures, workload, plan, ceilings, started, session.model)

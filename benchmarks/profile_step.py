@@ -54,8 +54,9 @@ from headrace_model_folder import ModelFolder
 _MAX_MODEL_LEN = 16_384
 _WARM_STEPS = 4
 _STEPS = 10
-# An engine goes on and on, and a card's clocks fall with its power and heat: with 10 steps behind a
-# pause, products of 256 rows in FP8 saved 5% of a step, of which the engine had nothing.
+# An engine goes on and on, and a card's clocks may fall with its power and heat. With 10 steps
+# behind a pause, products of 256 rows in FP8 saved 5% of a step, of which the engine had nothing;
+# whether that was why is not known (docs/experiments.md, "tiles that the library does not name").
 _HEATING_S = 1.0
 _NAME_LENGTH = 78
 # Tokens that prompts are drawn from, which every model has.
@@ -268,7 +269,9 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=0, help="most drafts of a row; 0: no speculation")
     parser.add_argument("--blocks", type=int, default=18_000, help="of the cache")
     parser.add_argument("--graphs", help="batch sizes to capture, or off; default: those of the steps of decodes")
-    parser.add_argument("--heating-s", type=float, default=_HEATING_S, help="seconds of a step before it is timed")
+    parser.add_argument(
+        "--heating-s", type=float, default=_HEATING_S, help="seconds of a step before it is timed, without drafts"
+    )
     parser.add_argument("--top", type=int, default=16, help="kernels to print")
     parser.add_argument("--git", default="")
     parser.add_argument("--json", type=pathlib.Path)

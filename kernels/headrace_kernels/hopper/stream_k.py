@@ -139,7 +139,7 @@ def _end_kernel(
 
 def end_pieces(
     sums: Tensor, token_scales: Tensor, bias: Tensor | None, out: Tensor, steps: int, share: int, block_n: int
-) -> None:  # fmt: skip
+) -> None:
     """Adds the pieces of a product up, scales them and adds the bias.
 
     Args:

@@ -52,7 +52,8 @@ _FEWEST_INT8_ROWS = 65
 
 
 # Numbers of rows that between them take every kernel there is for a weight, so that a server that
-# has run them compiles nothing later: those at the ends of the rules' ranges.
+# has run them compiles or loads nothing later: those at the ends of the rules' ranges, and the
+# multiples of 64 for which cuBLAS may be given another tile.
 WARM_ROWS = (1, 8, 16, 32, 64, 128, 192, 256, 257, 320, 384, 448, 512, 513)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from headrace_kernels import card
 from headrace_kernels.linear import gemm_fp8
 from headrace_kernels.linear import quantized as quantized_linear
-from headrace_kernels.linear.cublas import bindings, fp8, tiles
+from headrace_kernels.linear.cublas import bindings, fp8, plain, tiles
 from headrace_kernels.linear.cublas.bindings import ProductShape, TileName
 from headrace_kernels.linear.cublas.plain import tiled_linear
 from headrace_kernels.linear.cublas.tiled import tiled_product
@@ -122,6 +123,15 @@ def test_tokens_are_rounded_from_fewer_rows_where_tiles_are_given(
     # An output layer keeps its tokens, and sizes that the tensor cores don't take are no products.
     head, odd = weight_of(128_256, 4096, keeps=True), weight_of(100, 4096)
     assert quantized_linear.rounds_to(300, head) is None and not gemm_fp8.takes_rows(300, odd)
+
+
+def test_shapes_of_long_prompts_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(plain, "tiled_product", lambda device, shape: asked.append(shape.num_tokens))
+    weight = mock.Mock(wraps=torch.ones(64, 4096, dtype=BF16), is_cuda=True, dtype=BF16, shape=(64, 4096), device=CPU)
+    for rows in (0, 1, 384, 385, 8192):
+        assert tiled_linear(torch.ones(rows, 4096, dtype=BF16), weight, None) is None
+    assert asked == [1, 384]
 
 
 def test_elsewhere_the_library_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

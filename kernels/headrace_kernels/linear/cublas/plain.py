@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headrace_kernels.linear.cublas.bindings import ProductShape
 from headrace_kernels.linear.cublas.tiled import tiled_product
+from headrace_kernels.linear.cublas.tiles import MOST_BF16_ROWS
 
 # The copy engine reads rows that begin at multiples of 16 bytes.
 _ALIGNMENT = 8
@@ -23,7 +24,8 @@ def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | Non
     if not weight.is_cuda or weight.dtype != torch.bfloat16 or not (x.is_contiguous() and weight.is_contiguous()):
         return None
     outputs, inputs = weight.shape
-    if len(x) == 0 or outputs % _ALIGNMENT or inputs % _ALIGNMENT:
+    # Every shape that is asked for is remembered, and prompts have any number of rows.
+    if not 1 <= len(x) <= MOST_BF16_ROWS or outputs % _ALIGNMENT or inputs % _ALIGNMENT:
         return None
     tiled = tiled_product(weight.device, ProductShape(len(x), outputs, inputs, weight.dtype, bias is not None))
     if tiled is None:

@@ -8,7 +8,6 @@ don't fill their waves.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -32,8 +31,9 @@ _LEAST_OF_A_WAVE = 0.45
 _WHOLE_WAVES = 0.93
 # Outputs of bf16 that are few, for each multiprocessor: 128 rows are one wave of the smallest tile.
 _FEW_OUTPUTS = 32
-# Rows of bf16 beyond which the library's own were as fast or faster.
-_MOST_ROWS_OF_FEW_OUTPUTS, _MOST_ROWS_OF_MANY_OUTPUTS = 384, 256
+# Rows of bf16 beyond which the library's own were as fast or faster: of few outputs, which are the
+# most rows of all, and of many.
+MOST_BF16_ROWS, _MOST_ROWS_OF_MANY_OUTPUTS = 384, 256
 
 
 class _Tile(NamedTuple):
@@ -64,7 +64,6 @@ _BF16_TILES_OF_FEW_OUTPUTS = (_Tile(64, 64, 15, 1), _Tile(64, 96, 26, 1), _Tile(
 _BF16_TILE_OF_MANY_OUTPUTS = _Tile(112, 128, 165, 4)
 
 
-@functools.cache
 def tile_rule(shape: ProductShape, multiprocessors: int) -> TileName | None:
     """The tile of a product; None: the library's own choice."""
     if shape.number.itemsize == 1:
@@ -95,7 +94,7 @@ def _suits(tile: _Tile, shape: ProductShape, multiprocessors: int) -> bool:
 def _bf16_tile(shape: ProductShape, multiprocessors: int) -> _Tile | None:
     """Tiles are whole: rows of x, behind which no memory lies, fill no more than there are."""
     if shape.num_outputs <= _FEW_OUTPUTS * multiprocessors:
-        if shape.num_tokens > _MOST_ROWS_OF_FEW_OUTPUTS:
+        if shape.num_tokens > MOST_BF16_ROWS:
             return None
         whole = [tile for tile in _BF16_TILES_OF_FEW_OUTPUTS if shape.num_tokens % tile.tokens == 0]
         best = min(whole, key=lambda tile: _microseconds(tile, shape, multiprocessors), default=None)
