@@ -200,6 +200,11 @@ class ExpertMlp(nn.Module):
             self.shared.mlp.add_down(residual, inner)
 
     @property
+    def can_be_captured(self) -> bool:
+        """Whether a graph can hold the products' launches."""
+        return all(mixture.takes_kernels(weights) for weights in self._weights)
+
+    @property
     def _weights(self) -> tuple[ExpertWeights, ExpertWeights]:
         return self.gate_up_proj.weights, self.down_proj.weights
 

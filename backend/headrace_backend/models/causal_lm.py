@@ -17,6 +17,7 @@ from headrace_backend.layers.attention import Attention
 from headrace_backend.layers.cut_step import CutStep
 from headrace_backend.layers.decoder_layer import DecoderLayer
 from headrace_backend.layers.embedding import OutputHead, TokenEmbedding
+from headrace_backend.layers.expert_mlp import ExpertMlp
 from headrace_backend.layers.norm import residual_norm
 from headrace_backend.layers.per_layer_input import PerLayerInputs
 from headrace_backend.layers.rotary import RotaryTables, Rotations
@@ -331,6 +332,11 @@ class CausalLM(WeightedModule):
         if self.stage.count > 1 or not self._is_plain or together is None or together.piece_rule is None:
             return None
         return together.piece_rule.first_piece(num_tokens, self.hidden_size * self.dtype.itemsize, is_captured)
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether graphs can hold its steps."""
+        return all(module.can_be_captured for module in self.modules() if isinstance(module, ExpertMlp))
 
     def representative_layers(self) -> contextlib.AbstractContextManager[None]:
         """Has steps go through the first layer, the last and one of each other kind while entered.

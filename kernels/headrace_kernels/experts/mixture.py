@@ -45,8 +45,8 @@ from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
-# Tokens up to which each reads the weights of its experts for itself. No server runs fp32 on a GPU;
-# there it serves tests that want exact sums.
+# Tokens up to which each reads the weights of its experts for itself. fp32 on a GPU serves tests
+# that want exact sums: tensor cores would cut it to tf32.
 _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Largest tiles of INT4, whose registers spill in larger ones: with products from shared memory,
@@ -81,12 +81,15 @@ def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
-    is_taken = _takes_kernels(weights) and not isinstance(weights.weight, BlockWeight)
+    is_taken = takes_kernels(weights) and not isinstance(weights.weight, BlockWeight)
     return is_taken and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
 
 
-def _takes_kernels(weights: ExpertWeights) -> bool:
-    """Whether kernels multiply; MXFP4's take activations in 16 bits, but for the interpreter's."""
+def takes_kernels(weights: ExpertWeights) -> bool:
+    """Whether kernels multiply; MXFP4's take activations in 16 bits, but for the interpreter's.
+
+    Otherwise PyTorch multiplies, which waits to see where tokens go, and so can't be captured.
+    """
     is_taken = not isinstance(weights.weight, Mxfp4Weight) or weights.dtype.itemsize == 2 or INTERPRETED
     return uses_triton(weights.storage) and is_taken
 
@@ -213,7 +216,7 @@ def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | N
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
-    is_taken = _takes_kernels(weights) and weights.dtype.itemsize == 2
+    is_taken = takes_kernels(weights) and weights.dtype.itemsize == 2
     if not is_taken or num_tokens <= _MOST_VECTORS[weights.dtype] or not rounds_rows(weights):
         return None
     weight = weights.weight
@@ -292,7 +295,7 @@ def mixture(
         out = x.scales.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
         _multiply_many(x, choice, gate_up, down, out, gating)
         return out
-    if not _takes_kernels(gate_up):
+    if not takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
     out = x.new_empty(len(x), down.num_outputs)
     if len(x) == 0:

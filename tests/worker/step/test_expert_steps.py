@@ -114,6 +114,10 @@ def test_gpt_oss_draws_the_tokens_of_the_cpu(device: str, tmp_path: pathlib.Path
     quantize_folder(tmp_path)
     whole = load(tmp_path, "cpu")
     expected = cpu_runner(whole)
-    runner = gpu_runner(whole if device == "cpu" else load(tmp_path, device), device, (1, 2, 4, 8))
+    model = whole if device == "cpu" else load(tmp_path, device)
+    # A card's kernels of MXFP4 take 16 bits. In fp32 PyTorch multiplies, whose launches follow the
+    # routing.
+    assert model.can_be_captured == (device == "cpu")
+    runner = gpu_runner(model, device, (1, 2, 4, 8) if model.can_be_captured else ())
     for plan, again in zip(mixed_plans(), mixed_plans(), strict=True):
         assert execute(runner, plan).tokens.tolist() == execute(expected, again).tokens.tolist()

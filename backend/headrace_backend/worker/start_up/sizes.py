@@ -115,6 +115,10 @@ class WorkerSizes:
             long_graphs=long_graph_sizes(max_num_batched_tokens) if captures else (),
         )
 
+    def without_graphs(self) -> Self:
+        """The sizes with nothing to capture."""
+        return dataclasses.replace(self, batch_graphs=(), mixed_graphs=(), long_graphs=())
+
     @property
     def num_groups(self) -> int:
         """Cache groups, in each of which a row has a block table."""

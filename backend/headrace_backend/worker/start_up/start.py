@@ -183,7 +183,8 @@ class WorkerStart:
         self, causal_lm: CausalLM, draft: CausalLM | DraftHead | None, estimate: ModelMemory, plan: MemoryPlan
     ) -> tuple[Runner, MemoryPlan]:
         """The runner over its cache, warm, and the plan that it follows."""
-        model = LoadedModel(causal_lm, self._sizes, self._dtype, self._device, self._place, draft)
+        sizes = self._sizes if causal_lm.can_be_captured else self._sizes.without_graphs()
+        model = LoadedModel(causal_lm, sizes, self._dtype, self._device, self._place, draft)
         if self._memory is None:
             return ready_runner(model, plan, self._channel, self._timer), plan
         runner, final = fitted_runner(model, estimate, self._room, self._memory, self._channel, self._timer)
