@@ -52,6 +52,9 @@ _LONGEST_ROW = 65_536
 _SHARED_PROGRAM = 2048
 # Tokens for which there is memory, in multiples: a product may take as many more as suit it.
 _ROOM_TOKENS = 128
+# Inputs up to which products of e4m3 are added up by sm_90's tensor cores alone, which keep 14 bits
+# of a sum; of more, fp32 takes over every 128 products. See `linear.cublas.fp8`.
+MOST_FAST_INPUTS = 4096
 
 _STEP_E4M3, _STEP_INT8 = tl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), tl.constexpr(1 / LARGEST[torch.int8])
 _LEAST = tl.constexpr(_LEAST_SCALE)

@@ -37,7 +37,7 @@ from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_s
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
-from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens
+from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
@@ -47,9 +47,9 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 _COMBINED = 1024
 # Multiples that FP8 products ask of inputs.
 _ALIGNMENT = 16
-# Products of e4m3 that are summed up by the tensor cores, which keep 14 bits, before fp32 takes
-# their sum.
-_ROUGH_SUMS = tl.constexpr(128)
+# Products of e4m3 that the tensor cores add up before fp32 takes their sum, of more inputs than
+# those that they add up alone.
+_ROUGH_SUMS, _MOST_FAST_INPUTS = tl.constexpr(128), tl.constexpr(MOST_FAST_INPUTS)
 
 
 class PairTile(NamedTuple):
@@ -123,7 +123,7 @@ def _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, 
         return total + sums * scales
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
-    if x.dtype == tl.float8e4nv:
+    if x.dtype == tl.float8e4nv and LAYOUT.num_inputs > _MOST_FAST_INPUTS:
         return tl.dot(w, x, total, max_num_imprecise_acc=_ROUGH_SUMS)
     return tl.dot(w, x, total)
 

@@ -40,7 +40,7 @@ def test_rows_fill_the_tiles_of_the_library(rows: int, is_sm_90: bool, monkeypat
         left: torch.Tensor, right: torch.Tensor, *, scale_a: torch.Tensor, scale_b: torch.Tensor,
         bias: torch.Tensor, out_dtype: torch.dtype, use_fast_accum: bool,
     ) -> torch.Tensor:  # fmt: skip
-        assert not use_fast_accum and len(scale_a) == len(left)
+        assert len(scale_a) == len(left)
         given.append(len(left))
         return ((left.float() @ right.float()) * scale_a * scale_b + bias.float()).to(out_dtype)
 
@@ -52,6 +52,24 @@ def test_rows_fill_the_tiles_of_the_library(rows: int, is_sm_90: bool, monkeypat
     expected = (tokens.numbers.float() @ numbers.float().t()) * tokens.scales * scales + bias.float()
     assert found.is_contiguous() and torch.allclose(found.float(), expected, rtol=2**-8, atol=2**-8)
     assert given == [-(-rows // 128) * 128 if is_sm_90 and 64 < rows <= 5120 else rows]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_sm_90", "is_fast"), [(4096, True, True), (4112, True, False), (4096, False, False)]
+)
+def test_sums_of_few_inputs_are_the_tensor_cores_alone(
+    inputs: int, is_sm_90: bool, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def scaled_mm(left: torch.Tensor, right: torch.Tensor, *, use_fast_accum: bool, **others: object) -> torch.Tensor:
+        asked.append(use_fast_accum)
+        return (left.float() @ right.float()).bfloat16()
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: is_sm_90)
+    library_product(tokens_of(64, inputs), torch.randn(32, inputs).to(E4M3), torch.rand(32), None)
+    assert asked == [is_fast]
 
 
 @pytest.mark.gpu
@@ -89,10 +107,10 @@ def test_a_tile_that_the_library_is_given_gives_the_bits_of_its_own(sizes: tuple
         graph.replay()
         own = torch._scaled_mm(
             tokens.numbers, numbers.t(), scale_a=tokens.scales, scale_b=scales[None], bias=bias,
-            out_dtype=torch.bfloat16, use_fast_accum=False,
+            out_dtype=torch.bfloat16, use_fast_accum=inputs <= 4096,
         )  # fmt: skip
         assert torch.equal(found, own) and torch.equal(library_product(tokens, numbers, scales, bias), own)
-        filled = ProductShape(-(-rows // 64) * 64, outputs, inputs, E4M3, has_bias)
+        filled = ProductShape(-(-rows // 64) * 64, outputs, inputs, E4M3, has_bias, inputs <= 4096)
         is_named = tile_rule(filled, card.multiprocessors(device)) is not None
         assert (tiled_product(device, filled) is not None) == is_named, "an H100 and an H200 have all tiles"
 
@@ -123,6 +141,24 @@ def test_plain_weights_are_multiplied_by_a_tile_that_the_library_is_given(
         # Rows that lie apart from each other are the library's business.
         assert tiled_linear(x.repeat(1, 2)[:, :inputs], weight, bias) is None
     assert tiled >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inputs", [1024, 4096])
+def test_fast_sums_lose_less_than_rounding_does(inputs: int) -> None:
+    """A tenth of it, and twice as much where all numbers have one sign; rounding to bf16 counts."""
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("sums are fast on sm_90")
+    scales, rounding = torch.ones(2048, device="cuda"), 0.04
+    for rows in (64, 256, 1000):
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+        numbers = torch.randn(2048, inputs, device="cuda").to(E4M3)
+        for signs, most in ((x, rounding / 10), (x.abs(), 2 * rounding)):
+            tokens = round_tokens(signs, E4M3)
+            weight = numbers if signs is x else numbers.float().abs().to(E4M3)
+            expected = (tokens.numbers.double() * tokens.scales.double()) @ weight.double().t()
+            found = library_product(tokens, weight, scales, None)
+            assert float((found.double() - expected).norm() / expected.norm()) < most
 
 
 @pytest.mark.gpu

@@ -70,7 +70,7 @@ class TileName(NamedTuple):
 
 
 class ProductShape(NamedTuple):
-    """The sizes of a product, each at least 1, its type, and whether it adds a bias."""
+    """The sizes of a product, each at least 1, its type, what it adds and how it adds up."""
 
     num_tokens: int
     num_outputs: int
@@ -78,6 +78,9 @@ class ProductShape(NamedTuple):
     # Of both sides: bf16, or e4m3 with a scale for each token and each output.
     number: torch.dtype
     has_bias: bool
+    # Whether products of e4m3 are added up by the tensor cores alone, which keep 14 bits of a sum.
+    # Otherwise fp32 takes over their sums of 128 inputs.
+    has_fast_sums: bool = False
 
 
 class Scales(NamedTuple):
@@ -141,9 +144,9 @@ class CublasLt:
 class LibraryProduct:
     """A product of one shape, cut as it was asked to: X W^T and the outputs' bias, in bf16.
 
-    Of e4m3 it has a scale for each token and each output, and sums are those of `torch._scaled_mm`
-    without fast accumulation. The library has columns one after another, so that W is its left
-    side, and outputs are the rows of what it returns.
+    Of e4m3 it has a scale for each token and each output, and sums are those of `torch._scaled_mm`,
+    with or without fast accumulation. The library has columns one after another, so that W is its
+    left side, and outputs are the rows of what it returns.
     """
 
     def __init__(self, library: CublasLt, shape: ProductShape) -> None:
@@ -154,7 +157,7 @@ class LibraryProduct:
         self._algorithm: _Algorithm | None = None
         self._workspace_bytes = 0
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        num_tokens, num_outputs, num_inputs, number, has_bias = shape
+        num_tokens, num_outputs, num_inputs, number, has_bias, has_fast_sums = shape
         self._description = _POINTER()
         library.call("cublasLtMatmulDescCreate", ctypes.byref(self._description), _COMPUTE_32F, _REAL_32F)
         self._set(_DESC_TRANSA, ctypes.c_int32(_OP_T))
@@ -163,8 +166,7 @@ class LibraryProduct:
             self._set(_DESC_A_SCALE_MODE, ctypes.c_int32(_SCALE_OUTER_VEC_32F))
             self._set(_DESC_B_SCALE_MODE, ctypes.c_int32(_SCALE_OUTER_VEC_32F))
             self._set_pointers(_DESC_A_SCALE_POINTER, _DESC_B_SCALE_POINTER)
-            # The fast accumulation keeps 14 bits of a sum only.
-            self._set(_DESC_FAST_ACCUM, ctypes.c_int8(0))
+            self._set(_DESC_FAST_ACCUM, ctypes.c_int8(has_fast_sums))
         if has_bias:
             self._set(_DESC_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
             self._set(_DESC_BIAS_DATA_TYPE, ctypes.c_int32(_REAL_OF[torch.bfloat16]))

@@ -1,8 +1,18 @@
 """Products of FP8 weights and tokens rounded to e4m3 by cuBLAS.
 
-Owns how many rows the library is given, and whether it is given the tile (`cublas.tiles`) or takes
-its own by way of `torch._scaled_mm`. Sums never take the fast accumulation that keeps 14 bits of
-them only, and both ways return the same bits.
+Owns how many rows the library is given, whether it is given the tile (`cublas.tiles`) or takes its
+own by way of `torch._scaled_mm`, and how products are added up. Both ways return the same bits.
+
+Tensor cores keep 14 bits of a sum. Where fp32 takes over every 128 products, a card that is at its
+power limit, as it is with 128 rows and more, needs 5 to 15% more time. So on sm_90 sums of up to
+4,096 inputs are the tensor cores' alone. What that cuts off, relative to outputs, beside what
+rounding to e4m3 costs them (docs/experiments.md, "sums of FP8 by the tensor cores alone"):
+
+    inputs    outputs: rounding, cut off    of 10 deviations    numbers of one sign: cut off
+     1,024              3.73%, 0.06%                                                   1.5%
+     2,048              3.72%, 0.08%        0.40%, 0.22%                               3.3%
+     4,096              3.74%, 0.13%        0.47%, 0.38%                               6.6%
+     8,192              3.73%, 0.21%                                                  12.9%
 """
 
 from __future__ import annotations
@@ -14,7 +24,7 @@ from headrace_kernels import card
 from headrace_kernels.linear.cublas.bindings import ProductShape, Scales
 from headrace_kernels.linear.cublas.tiled import tiled_product
 from headrace_kernels.linear.cublas.tiles import OWN_FP8_ROWS
-from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, RoundedTokens
 
 # Rows up to which the library is given the tile. Steps of 640 to 700 tokens took no less time with
 # it, and with 2,048 and 8,192 rows the card's power limit decides.
@@ -39,16 +49,19 @@ def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias
         bias: [N].
     """
     num_tokens, device = len(tokens), numbers.device
+    outputs, inputs = numbers.shape
+    is_sm_90 = card.has_warpgroup_instructions(device)
+    has_fast_sums = is_sm_90 and inputs <= MOST_FAST_INPUTS
     # No row of a product depends on another one, so that what fills up is left out of the result.
     if num_tokens <= _MOST_TILED_ROWS and numbers.is_contiguous() and scales.is_contiguous():
         filled = tokens.filled_up(_WHOLE_ROWS)
-        outputs, inputs = numbers.shape
-        tiled = tiled_product(device, ProductShape(len(filled), outputs, inputs, numbers.dtype, bias is not None))
+        shape = ProductShape(len(filled), outputs, inputs, numbers.dtype, bias is not None, has_fast_sums)
+        tiled = tiled_product(device, shape)
         if tiled is not None:
             out = torch.empty(len(filled), outputs, dtype=torch.bfloat16, device=device)
             tiled.launch(filled.numbers, numbers, bias, out, Scales(filled.scales, scales))
             return out[:num_tokens]
-    if num_tokens in _FILLED_ROWS and card.has_warpgroup_instructions(device):
+    if is_sm_90 and num_tokens in _FILLED_ROWS:
         tokens = tokens.filled_up(OWN_FP8_ROWS)
     product: Tensor = torch._scaled_mm(
         tokens.numbers,
@@ -57,6 +70,6 @@ def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias
         scale_b=scales[None, :],
         bias=bias,
         out_dtype=torch.bfloat16,
-        use_fast_accum=False,
+        use_fast_accum=has_fast_sums,
     )
     return product[:num_tokens]
