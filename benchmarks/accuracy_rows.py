@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import pathlib
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy_divergence import Divergence
-from benchmarks.figures import ROOT
+from benchmarks.figures import ROOT, files_digest
 
 # What a row depends on. The folders hold code alone; of the model's the scripts make the questions.
 _CODE = ("backend", "both_sides", "kernels", "models/demo/scripts", "service/headrace_supervisor")
@@ -48,13 +47,9 @@ class Row:
 @functools.cache
 def code_digest() -> str:
     """Digest of everything that a row's figures may depend on."""
-    digest = hashlib.sha256(torch.__version__.encode())
     paths = [path for folder in _CODE for path in (ROOT / folder).rglob("*.py")]
     paths += [path for pattern in _FILES for path in ROOT.glob(pattern)]
-    for path in sorted(paths):
-        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return f"torch {torch.__version__}, {files_digest(paths)}"
 
 
 class Rows:

@@ -1,18 +1,22 @@
-"""What every benchmark says about itself: machine, commit, date, command; and its JSON's path."""
+"""What every benchmark says of itself: machine, commit, code, date, command; its JSON's path."""
 
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PACKAGES = ("service", "backend", "both_sides", "kernels", "protos/python", "clients/python", ".")
+_PRODUCT = ("service", "backend", "both_sides", "kernels")
+_PACKAGES = (*_PRODUCT, "protos/python", "clients/python", ".")
 
 
 def cpu_name() -> str:
@@ -33,6 +37,24 @@ def _commit() -> str:
         return "unknown"
 
 
+def files_digest(paths: Iterable[pathlib.Path]) -> str:
+    """Digest of files of this tree, with their names."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def product_digest() -> str:
+    """Digest of the code that `environment` has processes import.
+
+    Two runs with the same one measured the same code, whatever commits they name.
+    """
+    return files_digest(path for folder in _PRODUCT for path in (ROOT / folder).rglob("*.py"))
+
+
 def provenance(git: str = "") -> dict[str, Any]:
     """Machine, software and command of this run.
 
@@ -41,6 +63,7 @@ def provenance(git: str = "") -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git": git or _commit(),
+        "code": product_digest()[:12],
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

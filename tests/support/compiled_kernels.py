@@ -161,8 +161,6 @@ def _has_turn(arch: int, *places: int, every: bool) -> bool:
     """Whether a combination, by its values' places, is this card's to compile.
 
     Any value meets every card, and any two values meet on one. Or all combinations are.
-
-    Or all are.
     """
     return every or (sum(places) + _CARDS.index(arch)) % len(_CARDS) == 0
 
