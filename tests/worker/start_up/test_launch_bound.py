@@ -61,6 +61,29 @@ def test_one_rank_captures_what_its_launches_bind_and_no_more() -> None:
     assert launch_bound_sizes(SIZES, 1, lambda _: 0.8) == ()
 
 
+def test_full_steps_of_one_rank_have_a_graph_where_all_long_ones_are_bound() -> None:
+    # The host takes 48 ms for any step, the card 9 us a token: as a mixture of experts is.
+    def share(num_tokens: int) -> float:
+        return min(1.0, 48_000 / (9 * num_tokens))
+
+    assert launch_bound_sizes(SIZES, 1, share, 8192) == (*SIZES, 8192)
+    assert launch_bound_sizes(SIZES, 1, share, 0) == SIZES
+    assert launch_bound_sizes(SIZES, 1, share, 16_384) == SIZES, "the host has more than half of the time left"
+    assert launch_bound_sizes(SIZES, 4, share, 8192) == SIZES, "steps of several ranks have sums of theirs"
+    assert launch_bound_sizes(SIZES[:3], 1, share, SIZES[2]) == SIZES[:3]
+    assert launch_bound_sizes((), 1, share, 512) == ()
+
+
+def test_whether_full_steps_are_bound_is_not_asked_where_long_ones_are_not() -> None:
+    asked: list[int] = []
+
+    def share(num_tokens: int) -> float:
+        asked.append(num_tokens)
+        return 0.95 if num_tokens < 2000 else 0.6
+
+    assert max(launch_bound_sizes(SIZES, 1, share, 8192)) < 2000 and 8192 not in asked
+
+
 def test_there_is_no_gap_below_a_long_step_that_is_cut_and_has_twice_the_launches() -> None:
     # Otherwise steps that are a little longer than the first would be padded to the last.
     asked: list[int] = []

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_backend import device_defaults
 from headrace_backend.config import EngineConfig
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.parallel.collectives import Collectives
@@ -364,6 +365,24 @@ def test_long_steps_are_not_captured_where_that_would_refuse_the_start(
     assert plan("57GiB").kv_cache_bytes == 57 * GIB and long_sizes.pop() == ()
     with pytest.raises(StartRefused):
         plan("58GiB")
+
+
+def test_full_steps_are_captured_where_that_leaves_nearly_all_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, llama: CausalLM
+) -> None:
+    long_sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(fitted_runner, "host_share", lambda *_: 0.9)
+    every = device_defaults.long_graph_sizes(4096)
+
+    def captured(graph_token: int) -> tuple[int, ...]:
+        monkeypatch.setitem(globals(), "GRAPH_TOKEN", graph_token)
+        about = (monkeypatch, llama, [0], RankPlace(), long_sizes)
+        start(*about, max_num_seqs=64, max_num_batched_tokens=4096)
+        return long_sizes.pop()
+
+    # Of 57 GiB of cache 3,328 tokens take 0.8 and 3.3.
+    assert captured(GIB // 4096) == (*every, 4096)
+    assert captured(GIB // 1024) == every
 
 
 def test_ranks_whose_reserves_differ_capture_again_together(monkeypatch: pytest.MonkeyPatch, llama: CausalLM) -> None:

@@ -62,6 +62,25 @@ def test_what_is_dropped_is_held_by_something_kept_that_takes_no_longer(data: st
         assert all(a < b for a, b in zip(kind, kind[1:], strict=False))
 
 
+@given(st.integers(1, 8192), st.integers(1, 256))
+def test_a_full_step_holds_what_nearly_fills_it_and_nothing_shorter(num_tokens: int, num_rows: int) -> None:
+    needed = StepShape.mixed(num_tokens, min(num_rows, num_tokens), SIZES)
+    shapes = captured_shapes(BATCHES, MIXED, 512, SIZES, full_sizes=[8192])
+    held = smallest_holding(shapes, needed)
+    assert captured_shapes(BATCHES, MIXED, 512, SIZES) == shapes[:-1] and shapes[-1].num_tokens == 8192
+    if num_tokens >= 8192 - 256:
+        assert held == shapes[-1]
+    else:
+        assert held == smallest_holding(shapes[:-1], needed)
+
+
+def test_a_full_step_makes_no_other_shape_useless_and_is_never_so() -> None:
+    shapes = captured_shapes(BATCHES, MIXED, 512, SIZES, full_sizes=[8192])
+    assert undominated(shapes, {shape: 1.0 if shape.fewest_tokens else 2.0 for shape in shapes})[-1] == shapes[-1]
+    mixed = {shape: float(shape.num_tokens) for shape in shapes[:-1] if shape.num_tiles}
+    assert set(mixed) <= set(undominated(shapes, {**mixed, shapes[-1]: 0.5}))
+
+
 def test_a_decode_is_not_given_up_for_a_mixed_shape() -> None:
     decode, mixed = StepShape.decode(448, SIZES), StepShape.mixed(512, 512, SIZES)
     assert mixed.holds(decode)

@@ -68,7 +68,13 @@ def model(device: str, request: pytest.FixtureRequest) -> CausalLM:
     return model
 
 
-def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dtype: str = "auto") -> GpuRunner:
+def gpu_runner(
+    model: CausalLM,
+    device: str,
+    batch_sizes: tuple[int, ...],
+    kv_dtype: str = "auto",
+    full_sizes: tuple[int, ...] = (),
+) -> GpuRunner:
     shape = (NUM_BLOCKS, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
     where = torch.device(device)
     caches = allocate_kv_caches(model.num_layers, shape, kv_type(kv_dtype, torch.float32), where)
@@ -81,7 +87,7 @@ def gpu_runner(model: CausalLM, device: str, batch_sizes: tuple[int, ...], kv_dt
         caches,
         StepLimits(NUM_ROWS, NUM_TOKENS, MAX_MODEL_LEN),
         sizes,
-        captured_shapes(batch_sizes, mixed, NUM_ROWS, sizes, first_piece),
+        captured_shapes(batch_sizes, mixed, NUM_ROWS, sizes, first_piece, full_sizes),
     )
     runner.capture(lambda *_: None)
     return runner
@@ -130,6 +136,20 @@ def test_tokens_are_those_of_the_cpu(
     runner = gpu_runner(model, device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
     assert (runner.num_captured > 0) == bool(batch_sizes and device != "cpu")
+
+
+def test_full_steps_alone_are_padded_to_their_shape_and_draw_the_same(
+    model: CausalLM, device: str, expected: list[list[int]]
+) -> None:
+    first, *others = mixed_plans()
+    size = first.num_tokens + 2
+    runner = gpu_runner(model, device, (), full_sizes=(size,))
+    assert execute(runner, first).tokens.tolist() == expected[0]
+    assert runner.launched.num_tokens == size and runner.launched.captured == (device != "cpu")
+    for plan, tokens in zip(others, expected[1:], strict=True):
+        assert execute(runner, plan).tokens.tolist() == tokens
+        assert runner.launched.num_tokens == plan.num_tokens and not runner.launched.captured
+    assert runner.captured_mixed_sizes == ()
 
 
 @SIZES

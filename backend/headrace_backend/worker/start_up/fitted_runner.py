@@ -77,6 +77,8 @@ class Phases:
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2
+# What must be left of the cache beside a graph of full steps.
+_LEAST_CACHE_SHARE = 0.98
 # Checkpoints that a pipeline stage without recurrent layers has room for.
 _ANY_NUMBER = 1 << 31
 
@@ -132,7 +134,8 @@ def make_runner(
         sizes: Sizes of the model's steps.
         kv_caches: Per layer [num_blocks, 2, num_kv_heads, block_size, head_dim], as the sizes say
             which layers share one. Of recurrent layers their rows' states.
-        long_sizes: Tokens of steps with prompts to capture beside those that always are.
+        long_sizes: Tokens of steps with prompts to capture beside those that always are: of those
+            that the sizes name, and of full steps.
         draft: A small model or a head that drafts, over caches of as many blocks; None: there is
             none.
     """
@@ -153,9 +156,11 @@ def make_runner(
         sizes.num_groups,
     )
     attention = AttentionSizes.of_layers(model.num_heads, one_of_each(kv_caches), model.dtype, sizes.tokens_per_row)
-    mixed_sizes = sorted({*sizes.mixed_graphs, *long_sizes})
+    full_sizes = set(long_sizes).difference(sizes.long_graphs)
+    mixed_sizes = {*sizes.mixed_graphs, *long_sizes} - full_sizes
     first_piece = functools.partial(model.first_piece, is_captured=True)
-    shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece)
+    about = (limits.max_num_seqs, attention, first_piece, full_sizes)
+    shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, *about)
     shapes = [shape for shape in shapes if shape.num_tokens <= limits.max_num_batched_tokens]
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
     max_blocks = -(-sizes.max_model_len // sizes.block_size)
@@ -229,20 +234,25 @@ def _with_room(
     """Returns the memory needed with graphs of the long steps, and the long sizes that have room.
 
     Where any rank has no room for them there are none: nobody should be refused for what only makes
-    steps shorter.
+    steps shorter. Full steps have a graph only if that leaves nearly all of the cache.
     """
-    larger = with_long_graphs(memory, model.sizes, long_sizes)
-    if long_sizes and not agreed_least(model.place.collectives, _fits(model, larger, room)):
-        return memory, ()
-    return larger, long_sizes
+    whole = _cache_bytes(model, memory, room)
+    padded = tuple(size for size in long_sizes if size in model.sizes.long_graphs)
+    # Without full steps the two are the same one.
+    for tried, least_share in {long_sizes: _LEAST_CACHE_SHARE, padded: 0.0}.items():
+        larger = with_long_graphs(memory, model.sizes, tried)
+        has_room = _cache_bytes(model, larger, room) > least_share * whole
+        if tried and agreed_least(model.place.collectives, has_room):
+            return larger, tried
+    return memory, ()
 
 
-def _fits(model: LoadedModel, memory: ModelMemory, room: Room) -> bool:
+def _cache_bytes(model: LoadedModel, memory: ModelMemory, room: Room) -> int:
+    """Bytes that are left for the cache; 0 if what is left is too little."""
     try:
-        plan_memory(model.sizes, memory, room)
+        return plan_memory(model.sizes, memory, room).kv_cache_bytes
     except DoesNotFit:
-        return False
-    return True
+        return 0
 
 
 def _profiled(model: LoadedModel, memory: DeviceMemory, channel: Channel) -> tuple[Profile, tuple[int, ...]]:
@@ -282,7 +292,8 @@ def _launch_bound(model: LoadedModel, runner: Runner, pool: BlockPool) -> tuple[
         return slowest_times(model.place.collectives, [own])[0]
 
     tried = [size for size in sizes.long_graphs if size <= most]
-    return launch_bound_sizes(tried, sizes.num_ranks, share)
+    full_size = sizes.max_num_batched_tokens
+    return launch_bound_sizes(tried, sizes.num_ranks, share, full_size if full_size <= most else 0)
 
 
 def _capture(runner: Runner, memory: DeviceMemory, channel: Channel) -> int:

@@ -10,6 +10,12 @@ end of a step, padding it to a captured one costs nothing. What the host takes d
 machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one core of an H200's
 host, and 0.97 on another in the same minute (2026-11-22), and of several ranks the slowest counts.
 So theirs are captured up to the length at which the host has as much time again as it needs.
+
+Where all of these bind one rank, as they do of mixtures of experts, whose products are short and
+many, steps of the whole token budget may have a graph, too: prompts that wait fill them, and no
+other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B took a slow host 81 ms to
+launch, whose card was idle for 10 of them (docs/experiments.md, "sums of FP8 by the tensor cores
+alone").
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from headrace_backend.worker.step.runner import Runner
 
 # The host's part of a step's time from which on it is captured: of one rank, and of several.
 _BOUND_ALONE, _BOUND_TOGETHER = 0.9, 0.5
+# The same of one rank's full steps, to which nothing is padded.
+_BOUND_FULL = 0.5
 # The first round compiles what a size may need.
 _ROUNDS = 2
 
@@ -38,14 +46,17 @@ def tried_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(tried)
 
 
-def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable[[int], float]) -> tuple[int, ...]:
-    """Returns the sizes to capture, from the first on without a gap.
+def launch_bound_sizes(
+    sizes: Sequence[int], world_size: int, share_of: Callable[[int], float], full_size: int = 0
+) -> tuple[int, ...]:
+    """Returns the sizes to capture, from the first on without a gap, and then the full one.
 
-    A step is padded to the next of them.
+    A step is padded to the next of those without a gap.
 
     Args:
         sizes: Tokens of steps, ascending.
         world_size: Number of ranks.
+        full_size: Tokens of full steps, if they are longer than these; 0: they have no graph.
         share_of: Measures one size: the host's part of the step's time, on the rank where that is
             the most.
     """
@@ -54,7 +65,11 @@ def launch_bound_sizes(sizes: Sequence[int], world_size: int, share_of: Callable
         if share_of(size) < bound:
             break
         longest = size
-    return tuple(size for size in sizes if size <= longest)
+    found = tuple(size for size in sizes if size <= longest)
+    are_all = world_size == 1 and sizes and longest == sizes[-1]
+    if are_all and full_size > longest and share_of(full_size) >= _BOUND_FULL:
+        return (*found, full_size)
+    return found
 
 
 def host_share(runner: Runner, num_tokens: int, max_model_len: int, pool: BlockPool, wait: Callable[[], None]) -> float:

@@ -149,7 +149,7 @@ class GpuRunner:
     @property
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Tokens of the shapes that steps with prompts are padded to, ascending."""
-        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles)
+        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles and not shape.fewest_tokens)
 
     @property
     def drafted_graphs(self) -> tuple[tuple[int, float], ...]:
@@ -353,14 +353,15 @@ class GpuRunner:
         # Padding gives attention nothing to do: what is timed depends on these sizes alone, and
         # shapes that share them are timed once.
         sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
-        timed = {size: shape for shape, size in sizes.items() if shape.num_tokens >= _TIMED_FROM_TOKENS}
+        # Nothing shorter is padded to a full step, so that none competes with it.
+        large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS and not shape.fewest_tokens]
+        timed = {sizes[shape]: shape for shape in large}
         # How many drafts pay depends on what each of these takes.
         drafted = [shape for shape in self._shapes if shape.is_drafted]
         timed |= {sizes[shape]: shape for shape in drafted}
         found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
         times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
         self._drafted_ms = {shape: times[sizes[shape]] for shape in drafted}
-        large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS]
         kept = undominated(self._shapes, {shape: times[sizes[shape]] for shape in large})
         for shape in set(self._shapes) - set(kept):
             for piece in self._pieces(shape):

@@ -48,6 +48,8 @@ _DRAFTED_TOTALS = (*range(16, 257, 16), 320, 384, 512, 640, 768, 1024)
 # of an 8B Llama 24.7 ms, H200, 2026-11-24); those of the kernel for the longest rows, which many
 # rows hardly ever have all their drafts for, already from here on.
 _MOST_DRAFTED_TOKENS, _MOST_LONGEST_TOKENS = 1024, 512
+# Of a full step that is captured at most one token in so many is padding.
+_FULL_PADDING = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class StepShape:
     query_len: int = 1
     # Whether rows may be behind their plan, and draws be several of a row: in workers that draft.
     drafts: bool = False
+    # Tokens below which a step is not padded to it.
+    fewest_tokens: int = 0
 
     @property
     def parts(self) -> tuple[StepShape, ...]:
@@ -263,7 +267,7 @@ class StepShape:
             self.gathers >= other.gathers
             # A step of decodes alone keeps the kernel that is made for one token an entry.
             and (self.query_len == other.query_len or self.query_len > other.query_len and other.num_tiles > 0)
-            and self.num_tokens >= other.num_tokens
+            and self.num_tokens >= other.num_tokens >= self.fewest_tokens
             and self.num_entries >= other.num_entries
             and self.num_samples >= other.num_samples
             and self.num_splits >= other.num_splits
@@ -289,8 +293,9 @@ def captured_shapes(
     max_num_seqs: int,
     sizes: AttentionSizes,
     first_piece: Callable[[int], int | None] = lambda _: None,
+    full_sizes: Iterable[int] = (),
 ) -> list[StepShape]:
-    """Shapes of the graphs to capture, smallest first: decode steps and short mixed steps.
+    """Shapes of the graphs to capture, smallest first: decode steps, short mixed steps, full ones.
 
     A worker that drafts has decode steps with drafts besides, of as many tokens, of as many rows
     whose drafts are all there, and of numbers of tokens between them. The mixed steps are those
@@ -303,6 +308,7 @@ def captured_shapes(
         sizes: Sizes of a layer's attention.
         first_piece: Tokens of the first of two pieces of a mixed step of so many; None: it is
             whole.
+        full_sizes: Tokens of mixed steps to which nothing is padded that does not nearly fill them.
     """
     batch_sizes = list(batch_sizes)
     decode = [StepShape.decode(size, sizes) for size in batch_sizes]
@@ -313,6 +319,9 @@ def captured_shapes(
                 if query_len <= MAX_DECODE_QUERY_LEN or total <= _MOST_LONGEST_TOKENS:
                     decode.append(StepShape.drafted(total, max_num_seqs, sizes, query_len))
     mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
+    for size in full_sizes:
+        full = StepShape.mixed(size, max_num_seqs, sizes, first_piece(size))
+        mixed.append(dataclasses.replace(full, fewest_tokens=size - size // _FULL_PADDING))
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
 
