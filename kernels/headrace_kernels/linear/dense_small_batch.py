@@ -27,7 +27,7 @@ from headrace_kernels.triton_runtime import uses_triton
 
 # Rows up to which the kernels replace cuBLAS and the separate operations: an 8B Llama's products in
 # bf16 take 4.08 ms at 8 rows on an H200, otherwise 4.22 (docs/experiments.md, "Launch rules of
-# products"). No server runs fp32 on a GPU; there it serves tests that want exact sums.
+# products"). fp32 on a GPU serves tests that want exact sums.
 _MOST_ROWS = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 1}
 # Outputs from which a product is an output head's: so long that wider tiles pay.
 _HEAD_OUTPUTS = 65_536

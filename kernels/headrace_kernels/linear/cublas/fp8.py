@@ -4,7 +4,7 @@ Owns how many rows the library is given, whether it is given the tile (`cublas.t
 own by way of `torch._scaled_mm`, and how products are added up. Both ways return the same bits.
 
 Tensor cores keep 14 bits of a sum. Where fp32 takes over every 128 products, a card that is at its
-power limit, as it is with 128 rows and more, needs 5 to 15% more time. So on sm_90 sums of up to
+power limit, as it is with 128 rows and more, needs 2 to 14% more time. So on sm_90 sums of up to
 4,096 inputs are the tensor cores' alone. What that cuts off, relative to outputs, beside what
 rounding to e4m3 costs them (docs/experiments.md, "sums of FP8 by the tensor cores alone"):
 
