@@ -177,9 +177,9 @@ def rounded_tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> Pa
 
     Those that took an H100 least for 64, 256, 1,024 and 8,192 tokens of Qwen3-30B-A3B, of 163
     (docs/experiments.md, "experts that multiply FP8 by FP8"). Sums in two halves, of tensor cores
-    and of fp32, leave registers for no larger ones. Sums of tensor cores alone do: the largest of
-    theirs took an H200 least for 2,048 and 8,192 tokens, of 22 ("sums of FP8 by the tensor cores
-    alone").
+    and of fp32, leave registers for no larger ones. Sums of tensor cores alone do: theirs of 128
+    pairs took an H200 least, or 1% more, for 2,048 and 8,192 tokens, of 14 to 28 ("sums of FP8 by
+    the tensor cores alone").
     """
     average = triton.cdiv(num_pairs, weights.total_experts)
     if average >= _LARGEST_TILE and not weights.layout().is_grouped and weights.num_inputs <= MOST_FAST_INPUTS:

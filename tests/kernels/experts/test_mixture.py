@@ -454,6 +454,7 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
         *((many_rule, *sizes) for sizes in ((32, 4), (128, 4))),
     ):
         weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)
-        classes = {count: rule(count * per_token, weights, True) for count in range(1, 9000)}
-        met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
-        assert met == set(classes.values()) and len(met) <= 4
+        for gated in (True, False):
+            classes = {count: rule(count * per_token, weights, gated) for count in range(1, 9000)}
+            met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
+            assert met == set(classes.values()) and len(met) <= 5

@@ -159,8 +159,7 @@ def make_runner(
     full_sizes = set(long_sizes).difference(sizes.long_graphs)
     mixed_sizes = {*sizes.mixed_graphs, *long_sizes} - full_sizes
     first_piece = functools.partial(model.first_piece, is_captured=True)
-    about = (limits.max_num_seqs, attention, first_piece, full_sizes)
-    shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, *about)
+    shapes = captured_shapes(sizes.batch_graphs, mixed_sizes, limits.max_num_seqs, attention, first_piece, full_sizes)
     shapes = [shape for shape in shapes if shape.num_tokens <= limits.max_num_batched_tokens]
     agreed_times = functools.partial(slowest_times, model.shard.collectives)
     max_blocks = -(-sizes.max_model_len // sizes.block_size)

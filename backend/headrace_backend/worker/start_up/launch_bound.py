@@ -13,9 +13,9 @@ So theirs are captured up to the length at which the host has as much time again
 
 Where all of these bind one rank, as they do of mixtures of experts, whose products are short and
 many, steps of the whole token budget may have a graph, too: prompts that wait fill them, and no
-other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B took a slow host 81 ms to
-launch, whose card was idle for 10 of them (docs/experiments.md, "sums of FP8 by the tensor cores
-alone").
+other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B kept a slow host launching
+for all of the 81 ms that they took, and their card idle for 10 (docs/experiments.md, "sums of FP8
+by the tensor cores alone"). Not run on a card.
 """
 
 from __future__ import annotations
