@@ -201,12 +201,40 @@ def test_a_runner_replays_the_next_larger_shape_that_pays() -> None:
         kept = [shape for _, shape in graphs.keys]
         assert sorted({shape.num_tokens for shape in kept if not shape.num_tiles}) == [1, 64, 128, 256, 512]
         assert runner.num_captured == 2 * (len(BATCHES) + len(MIXED)), "late work is what is captured after these"
-        # Sizes that both kinds have are timed once, short ones never.
+        # Short ones are not timed.
         timed = graphs.replayed[::2]
-        assert sorted(shape.num_tokens for shape in timed) == sorted(2 * [224, 256, 384, 448, 512, 768])
+        assert sorted(shape.num_tokens for shape in timed if shape.num_tiles) == sorted(2 * [256, 384, 448, 512, 768])
+        assert sorted(shape.num_tokens for shape in timed if not shape.num_tiles) == sorted(2 * [224, 256, 448, 512])
         tables = {0: list(range(30))}
         runner.forward(step([Entry(0, 0, [5] * 430, (0,))], [admission(0)], tables))
     assert graphs.replayed[-1].num_tokens == 512
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+def test_shapes_are_timed_full_of_tokens_that_differ_and_share_no_block() -> None:
+    """Experts take as long as tokens choose differently, so that padding says nothing of them."""
+    graphs, seen = FakeGraphs(), {}
+    with forced():
+        runner = runner_of(torch.device("cpu"))
+        runner._graphs = graphs  # type: ignore[assignment]
+        replay = graphs.replay
+
+        def looked_at(key: tuple[Any, StepShape]) -> None:
+            columns, tables = runner._buffers.columns(key[1]), runner._rows.block_tables
+            entries = columns.rows[columns.token_entries.long()]
+            seq_lens = columns.attention[0].seq_lens
+            seen[key[1]] = (columns.token_ids.clone(), tables[0, entries.long(), 0], seq_lens.clone())
+            replay(key)
+
+        graphs.replay = looked_at  # type: ignore[method-assign]
+        runner.capture(lambda *_: None)
+    assert {shape.num_tokens for shape in seen} == {224, 256, 384, 448, 512, 768}
+    for shape, (ids, blocks, seq_lens) in seen.items():
+        assert len(ids.unique()) == min(shape.num_tokens, OneProduct.vocab_size)
+        # As far as there are blocks: the cache has 64.
+        assert len(blocks.unique()) == 64
+        assert int(seq_lens.sum()) == shape.num_tokens and int(seq_lens.min()) >= 1
+    assert not runner._rows.block_tables.any()
 
 
 def drafting_sizes() -> AttentionSizes:
@@ -275,7 +303,7 @@ def test_times_of_what_is_kept_ascend_on_a_card() -> None:
     assert isinstance(runner._graphs, StepGraphs)
     shapes = [shape for shape in runner._shapes if shape.num_tiles and shape.num_tokens > 128]
     assert shapes[-1].num_tokens == MIXED[-1]
-    launches = {shape.num_tokens: lambda shape=shape: runner._replay_padding(shape) for shape in shapes}
+    launches = {shape.num_tokens: lambda shape=shape: runner._replay_full(shape) for shape in shapes}
     with torch.inference_mode():
         times = list(least_times_ms(launches, DeviceClock(device)).values())
     # Sizes that take the same time may change places by what a measurement varies.

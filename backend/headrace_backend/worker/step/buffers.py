@@ -12,6 +12,7 @@ row more than the batch has is scratch: padding reads and writes it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -32,6 +33,7 @@ from headrace_backend.worker.step.columns import (
     fill_column,
     fill_columns,
     fill_padding,
+    fill_with_tokens,
     split_columns,
 )
 from headrace_backend.worker.step.shape import AttentionSizes, StepShape
@@ -77,6 +79,19 @@ class DeviceRows:
             places = table_places(plan, self.block_tables.shape, self.scratch_row, self._num_blocks)
             places_there, blocks = (copy_to_device(column, self._device) for column in (places, plan.table_blocks))
             scatter_int32(self.block_tables.view(-1), places_there, blocks)
+
+    @contextlib.contextmanager
+    def own_blocks(self) -> Iterator[None]:
+        """Gives every row a block of its own while entered, as far as there are blocks.
+
+        For measurements, before any row is taken.
+        """
+        blocks = torch.arange(self.block_tables.shape[1], device=self._device) % self._num_blocks
+        self.block_tables.copy_(blocks[:, None])
+        try:
+            yield
+        finally:
+            self.block_tables.zero_()
 
 
 # Of each part of a step; nothing: no part gathers.
@@ -171,6 +186,7 @@ class StepBuffers:
         # [num_samples, hidden_size] what the forward pass leaves for the draw and for checks.
         self.hidden = torch.zeros(limits.max_num_wanted, hidden_size, dtype=dtype, device=device)
         part_size, vocab_size = logit_sizes
+        self._longest, self._vocab_size = limits.max_model_len, vocab_size
         # fp32 [num_samples, part_size] the logits that this rank computes, and [num_samples,
         # vocab_size] those that are drawn from: of one rank the same.
         self.logits_part = torch.zeros(limits.max_num_draws, part_size, dtype=torch.float32, device=device)
@@ -228,6 +244,13 @@ class StepBuffers:
         """Columns of a step in which nothing takes part."""
         host = self._host_piece(shape)
         fill_padding(split_columns(host.numpy(), shape), scratch_row)
+        self._send(host)
+
+    def upload_tokens(self, shape: StepShape, scratch_row: int) -> None:
+        """Columns of a step that is full of different tokens: `fill_with_tokens`."""
+        host = self._host_piece(shape)
+        columns = split_columns(host.numpy(), shape)
+        fill_with_tokens(columns, shape, self._sizes, scratch_row, self._longest, self._vocab_size)
         self._send(host)
 
     def columns(self, shape: StepShape) -> StepColumns[torch.Tensor]:

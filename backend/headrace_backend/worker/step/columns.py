@@ -194,6 +194,40 @@ def fill_padding(columns: StepColumns[Int32Column], scratch_row: int) -> None:
         attention.num_drafts[:] = 0
 
 
+def fill_with_tokens(
+    columns: StepColumns[Int32Column],
+    shape: StepShape,
+    sizes: AttentionSizes,
+    scratch_row: int,
+    longest: int,
+    vocab_size: int,
+) -> None:
+    """Writes columns of a step that is full of different tokens, for measurements.
+
+    Padding would not do: experts take as long as tokens are many and choose differently, and all
+    padding is one token. Entries are rows from the first on, with as many tokens each.
+
+    Args:
+        columns: Columns that are written.
+        shape: Sizes of the columns.
+        sizes: What attention's work is divided by.
+        scratch_row: The row that padding uses.
+        longest: Tokens of an entry, at most; what is left over is padding.
+        vocab_size: Number of token ids.
+    """
+    fill_padding(columns, scratch_row)
+    each, more = divmod(shape.num_tokens, shape.num_entries)
+    counts = np.minimum(each + (np.arange(shape.num_entries) < more), longest).astype(np.int32)
+    rows, ids = np.arange(counts.size, dtype=np.int32), np.arange(counts.sum(), dtype=np.int32) % vocab_size
+    plan = ForwardPlan(rows=rows, starts=np.zeros_like(rows), counts=counts, known_counts=counts, token_ids=ids)
+    _fill_tokens(columns, plan)
+    columns.rows[:] = rows
+    whole = Entries.of(plan)
+    parts = whole.cut(shape.pieces[0].num_tokens) if shape.pieces else (whole,)
+    for attention, entries, part in zip(columns.attention, parts, shape.parts, strict=True):
+        _fill_attention(attention, entries, part, sizes, scratch_row, gather_capacity=0)
+
+
 def fill_column(column: Int32Column, values: npt.NDArray[np.integer], padding: int) -> None:
     """Writes values, and padding behind them."""
     column[: values.size] = values

@@ -350,27 +350,27 @@ class GpuRunner:
         return needed if first_piece is None else needed.cut(plan, first_piece, self._sizes)
 
     def _keep_undominated(self, graphs: StepGraphs) -> None:
-        # Padding gives attention nothing to do: what is timed depends on these sizes alone, and
-        # shapes that share them are timed once.
-        sizes = {shape: (shape.num_tokens, shape.num_samples) for shape in self._shapes}
         # Nothing shorter is padded to a full step, so that none competes with it.
         large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS and not shape.fewest_tokens]
-        timed = {sizes[shape]: shape for shape in large}
         # How many drafts pay depends on what each of these takes.
         drafted = [shape for shape in self._shapes if shape.is_drafted]
-        timed |= {sizes[shape]: shape for shape in drafted}
-        found = graphs.times_ms({size: functools.partial(self._replay_padding, shape) for size, shape in timed.items()})
+        launches = {shape: functools.partial(self._replay_full, shape) for shape in (*large, *drafted)}
+        # Tokens that are all alike would choose the same experts: of later stages those of padding,
+        # and those that attend to one slot.
+        self._buffers.entering.normal_()
+        with self._rows.own_blocks():
+            found = graphs.times_ms(launches)
         times = dict(zip(found, self._agreed_times(list(found.values())), strict=True))
-        self._drafted_ms = {shape: times[sizes[shape]] for shape in drafted}
-        kept = undominated(self._shapes, {shape: times[sizes[shape]] for shape in large})
+        self._drafted_ms = {shape: times[shape] for shape in drafted}
+        kept = undominated(self._shapes, {shape: times[shape] for shape in large})
         for shape in set(self._shapes) - set(kept):
             for piece in self._pieces(shape):
                 graphs.drop((piece, shape))
         self._shapes = tuple(kept)
 
-    def _replay_padding(self, shape: StepShape) -> None:
-        """Launches a captured step in which nothing takes part."""
-        self._pad(shape)
+    def _replay_full(self, shape: StepShape) -> None:
+        """Launches a captured step that is full of different tokens."""
+        self._buffers.upload_tokens(shape, self._rows.scratch_row)
         # A step is drawn in one way: in that which every shape has, so that times compare.
         for piece in self._pieces(shape)[:2]:
             self._launch(piece, shape)

@@ -336,7 +336,7 @@ def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]
     Args:
         shapes: With or without tiles, and with or without drafts, which are the kinds: their
             attention takes different kernels.
-        times_ms: Times of some shapes, full of padding, in milliseconds. The other shapes are kept.
+        times_ms: Times of some shapes, full of tokens, in milliseconds. The other shapes are kept.
     """
 
     def pays(shape: StepShape) -> bool:
