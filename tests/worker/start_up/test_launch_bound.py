@@ -126,7 +126,9 @@ def test_the_share_is_that_of_a_step_whose_kernels_are_compiled(
     host = SlowHost()
     clock = types.SimpleNamespace(perf_counter=lambda: host.now_ms / 1e3)
     monkeypatch.setattr(launch_bound, "time", clock)
-    share = host_share(host, 896, max_model_len, BlockPool(4, 16), host.wait)  # type: ignore[arg-type]
+    share = host_share(host, 896, max_model_len, 97, BlockPool(4, 16), host.wait)  # type: ignore[arg-type]
     assert share == pytest.approx(2 / 5)
     assert [step.num_tokens for step in host.steps] == [896, 896]
     assert max(host.steps[0].forward.counts) <= max_model_len
+    # Experts of tokens that are all alike would be the same few.
+    assert set(host.steps[0].forward.token_ids.tolist()) == set(range(97))

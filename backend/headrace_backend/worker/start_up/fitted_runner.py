@@ -287,7 +287,7 @@ def _launch_bound(model: LoadedModel, runner: Runner, pool: BlockPool) -> tuple[
     wait = functools.partial(torch.cuda.synchronize, model.device)
 
     def share(num_tokens: int) -> float:
-        own = host_share(runner, num_tokens, sizes.max_model_len, pool, wait)
+        own = host_share(runner, num_tokens, sizes.max_model_len, model.causal_lm.vocab_size, pool, wait)
         return slowest_times(model.place.collectives, [own])[0]
 
     tried = [size for size in sizes.long_graphs if size <= most]

@@ -23,6 +23,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, SamplingKind, make_step, prompts, release_step
 from headrace_backend.worker.step.runner import Runner
 
@@ -72,17 +74,22 @@ def launch_bound_sizes(
     return found
 
 
-def host_share(runner: Runner, num_tokens: int, max_model_len: int, pool: BlockPool, wait: Callable[[], None]) -> float:
+def host_share(
+    runner: Runner, num_tokens: int, max_model_len: int, vocab_size: int, pool: BlockPool, wait: Callable[[], None]
+) -> float:
     """The part of a step's time for which the host is busy launching it, by the shortest of each.
 
     Args:
         runner: Launches it kernel by kernel.
         num_tokens: Tokens of the step's prompts, which are as few as hold so many.
         max_model_len: Longest sequence, in tokens.
+        vocab_size: Number of token ids. All are among the step's tokens, as far as it has as many:
+            experts are done sooner with tokens that are all alike.
         pool: Blocks to write to.
         wait: Waits for the device.
     """
     plan = make_step(prompts(num_tokens, max_model_len), pool, SamplingKind.GREEDY)
+    plan.forward.token_ids = np.arange(num_tokens, dtype=np.int32) % vocab_size
     launched, done = [], []
     for _ in range(_ROUNDS):
         wait()
