@@ -481,9 +481,12 @@ class EngineConfig(_Frozen):
             return "cpu"
         return self.device if ":" in self.device else "cuda:0"
 
-    def captured_batch_sizes(self) -> tuple[int, ...]:
-        """Decode batch sizes to capture as CUDA graphs, ascending; none if graphs are off."""
-        return checked_graph_sizes(self.graph_sizes, self.max_num_seqs)
+    def captured_batch_sizes(self, has_experts: bool = False) -> tuple[int, ...]:
+        """Decode batch sizes to capture as CUDA graphs, ascending; none if graphs are off.
+
+        `has_experts` says whether the model is a mixture of experts.
+        """
+        return checked_graph_sizes(self.graph_sizes, self.max_num_seqs, has_experts)
 
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Token counts of the mixed steps to capture as CUDA graphs, ascending.

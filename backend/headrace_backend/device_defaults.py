@@ -43,14 +43,20 @@ def step_sizes(device: str) -> Mapping[str, int]:
     return _ON_GPU if expects_gpu(device) else _ON_CPU
 
 
-def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+def default_graph_sizes(max_num_seqs: int, has_experts: bool = False) -> tuple[int, ...]:
     """Batch sizes that decode steps are captured for.
 
     Every capture costs start-up time and memory, so that they are few (28 for 512 rows). Up to 64
     rows a step's time is that of the weights, whatever is padded; above, at most a fifth of a batch
-    is padding.
+    is padding. Padding reads experts of its own, beside which those of few rows are few: a mixture
+    has graphs of all of its first sizes.
+
+    Args:
+        max_num_seqs: The largest batch there is.
+        has_experts: Whether the model is a mixture of experts.
     """
-    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
+    few = (*range(1, 9), 10, 12, 14) if has_experts else (1, 2, 4, 8)
+    sizes = [*few, *range(16, 257, 16), *range(288, 513, 32), *range(576, 4097, 64)]
     return tuple(size for size in sizes if size < max_num_seqs) + (max_num_seqs,)
 
 
@@ -74,19 +80,20 @@ def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return (*(size for size in _LONG_GRAPH_TOKENS if size < longest), longest)
 
 
-def checked_graph_sizes(sizes: str, max_num_seqs: int) -> tuple[int, ...]:
+def checked_graph_sizes(sizes: str, max_num_seqs: int, has_experts: bool = False) -> tuple[int, ...]:
     """Reads the batch sizes that a setting means; "off" means none.
 
     Args:
         sizes: "auto", "off", or numbers with commas between.
         max_num_seqs: The largest batch there is.
+        has_experts: Whether the model is a mixture of experts.
 
     Raises:
         ValueError: It is none of these, or a number is out of range or out of order. The message
             names the nearest value that works.
     """
     if sizes == "auto":
-        return default_graph_sizes(max_num_seqs)
+        return default_graph_sizes(max_num_seqs, has_experts)
     if sizes == "off":
         return ()
     try:

@@ -500,6 +500,11 @@ class ModelDescription:
         return self.embedding.vocab_size
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
+
+    @property
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of each layer that is no recurrent one; at least one is none."""
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention))

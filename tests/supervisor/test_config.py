@@ -86,12 +86,15 @@ def test_memory_is_given_with_or_without_a_unit(value: object) -> None:
     assert configs.load_server({**MODEL, "kv_memory": value}, None).backend.engine.kv_memory == 3 << 30
 
 
-@given(rows=strategies.integers(1, 4096))
-def test_graphs_reach_from_one_row_to_all(rows: int) -> None:
-    sizes = device_defaults.default_graph_sizes(rows)
+@given(rows=strategies.integers(1, 4096), has_experts=strategies.booleans())
+def test_graphs_reach_from_one_row_to_all(rows: int, has_experts: bool) -> None:
+    sizes = device_defaults.default_graph_sizes(rows, has_experts)
     assert sizes[0] == 1 and sizes[-1] == rows and list(sizes) == sorted(set(sizes))
     assert device_defaults.checked_graph_sizes(",".join(map(str, sizes)), rows) == sizes
+    assert device_defaults.checked_graph_sizes("auto", rows, has_experts) == sizes
     assert all(after <= 1.26 * before for before, after in itertools.pairwise(sizes) if before >= 64)
+    # Padding of few rows reads experts of its own.
+    assert not has_experts or all(size in sizes for size in range(1, min(rows, 8) + 1))
 
 
 def test_graph_sizes_come_as_text_or_as_a_list(tmp_path: pathlib.Path) -> None:

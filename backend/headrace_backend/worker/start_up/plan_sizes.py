@@ -159,7 +159,8 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
     room = Room(_CARD, gpu_bytes - other, gpu_bytes, int(config.memory_budget))
     longest = config.max_model_len or model.max_position_embeddings
     layout = cache_layout(config, model, stage, draft is not None)
-    sizes = WorkerSizes.of(config, longest, stage, layout, fitting_tokens_per_row(config, model))
+    tokens_per_row, has_experts = fitting_tokens_per_row(config, model), model.description.has_experts
+    sizes = WorkerSizes.of(config, longest, stage, layout, tokens_per_row, has_experts)
     beside = None if draft is None else _beside(config, draft, model, sizes, dtype, shard)
     num_experts = _expert_weights(described)
     if model.mtp is not None and config.speculate == "mtp":

@@ -63,6 +63,8 @@ class WorkerSizes:
     tokens_per_row: int = 1
     # How layers share the cache's blocks.
     cache: CacheLayout = WHOLE_CONTEXTS
+    # Whether the model is a mixture of experts.
+    has_experts: bool = False
     # States of recurrent layers to keep for prefixes; None: as many as rows, as far as memory goes.
     num_checkpoints: int | None = None
 
@@ -74,6 +76,7 @@ class WorkerSizes:
         stage: Stage = WHOLE,
         cache: CacheLayout = WHOLE_CONTEXTS,
         tokens_per_row: int = 0,
+        has_experts: bool = False,
     ) -> Self:
         """The configured sizes.
 
@@ -83,6 +86,7 @@ class WorkerSizes:
             stage: Which of several pipeline stages the worker is of.
             cache: How the stage's layers share the cache's blocks.
             tokens_per_row: Most tokens that a step settles for a row; 0: as the configuration says.
+            has_experts: Whether the model is a mixture of experts.
         """
         return cls(
             max_num_seqs=config.max_num_seqs,
@@ -93,13 +97,14 @@ class WorkerSizes:
             kv_memory=int(config.kv_memory),
             kv_dtype=config.kv_dtype,
             num_ranks=config.tp,
-            batch_graphs=config.captured_batch_sizes(),
+            batch_graphs=config.captured_batch_sizes(has_experts),
             mixed_graphs=config.captured_mixed_sizes(),
             long_graphs=config.long_graph_sizes(),
             stage=stage,
             speculate=config.speculate,
             tokens_per_row=tokens_per_row or config.tokens_per_row,
             cache=cache,
+            has_experts=has_experts,
             num_checkpoints=config.state_checkpoints if config.enable_prefix_cache is not False else 0,
         )
 
@@ -110,7 +115,7 @@ class WorkerSizes:
             self,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            batch_graphs=default_graph_sizes(max_num_seqs) if captures else (),
+            batch_graphs=default_graph_sizes(max_num_seqs, self.has_experts) if captures else (),
             mixed_graphs=mixed_graph_sizes(max_num_batched_tokens) if captures else (),
             long_graphs=long_graph_sizes(max_num_batched_tokens) if captures else (),
         )

@@ -92,7 +92,9 @@ class WorkerStart:
             cache_layout(config, folder.config, stage),
             fitting_tokens_per_row(config, folder.config),
         )
-        self._sizes = WorkerSizes.of(config, max_model_len, stage, layout, tokens_per_row)
+        self._sizes = WorkerSizes.of(
+            config, max_model_len, stage, layout, tokens_per_row, folder.config.description.has_experts
+        )
         with timer.timed("device"):
             self._device = _prepared_device(config, folder, links.rank, channel)
             self._dtype = choose_dtype(config.dtype, folder.config, self._device)
