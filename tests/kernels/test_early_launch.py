@@ -302,8 +302,8 @@ def test_a_mixture_finds_the_choice_behind_its_first_wait_and_all_else_behind_it
         ahead.first_programs = first = 2 * 32 // (16 if is_mxfp4 else 8)
         add_mixture(case.residual, case.norm, EPS, case.choice, *case.weights, SILU)
     close(case.residual, expected)
-    # On two multiprocessors: 16 outputs a program, or 12.
-    assert ahead.waits == ahead.released == first + 96 // (16 if is_mxfp4 else 12)
+    # On two multiprocessors: 8 outputs a program, or 12.
+    assert ahead.waits == ahead.released == first + 96 // (8 if is_mxfp4 else 12)
 
 
 def replayed(launches: Callable[[], None]) -> None:

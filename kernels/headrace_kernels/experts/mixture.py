@@ -48,6 +48,10 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 # Tokens up to which each reads the weights of its experts for itself. fp32 on a GPU serves tests
 # that want exact sums: tensor cores would cut it to tf32.
 _MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
+# The same where FP8 multiplies rows of FP8. A step of Qwen3-30B-A3B takes an H200 4.46 ms with five
+# tokens in tiles, and 4.73 and 5.17 with three and four that read for themselves
+# (docs/experiments.md, "steps of a mixture were padded"). Two were not timed.
+_MOST_VECTORS_OF_FP8 = 2
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Largest tiles of INT4, whose registers spill in larger ones: with products from shared memory,
 # and without.
@@ -65,8 +69,11 @@ _SHORTEST_BLOCK, _LONGEST_BLOCK = 512, 8192
 # gpt-oss-20b without attention takes 46.2 us for one token on an H200, with four warps for each
 # expert 48.0 (docs/experiments.md, "kernels that begin before the one ahead has ended"). With its
 # loads in order a program of one block of gates and ups takes 27.2 us of a layer's mixture, and
-# 30.1 otherwise ("experts in MXFP4 as streams").
-FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3, in_order=True), FewTile(parts=1, ahead=3)
+# 30.1 otherwise ("experts in MXFP4 as streams"). Down asks for half of an expert's steps before it
+# computes; with loads in order three of its programs have registers on a multiprocessor, otherwise
+# two. By programs of 8 outputs, whose steps are an output's two tiles, it takes one token 7.5 us in
+# place of 9.3 by those of 16 (one H200, 2026-11-29, "steps of a mixture were padded").
+FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3, in_order=True), FewTile(parts=1, ahead=6, in_order=True)
 # Programs of a multiprocessor that stream gates and ups of one token in MXFP4: as many as registers
 # allow.
 _MXFP4_STREAMS = 3
@@ -82,7 +89,13 @@ def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and not isinstance(weights.weight, BlockWeight)
-    return is_taken and 1 <= num_tokens <= _MOST_VECTORS[weights.dtype]
+    return is_taken and 1 <= num_tokens <= _most_vectors(weights)
+
+
+def _most_vectors(weights: ExpertWeights) -> int:
+    """Tokens up to which each reads the weights of its experts for itself."""
+    most = _MOST_VECTORS[weights.dtype]
+    return min(most, _MOST_VECTORS_OF_FP8) if weights.dtype.itemsize == 2 and rounds_rows(weights) else most
 
 
 def takes_kernels(weights: ExpertWeights) -> bool:
@@ -225,7 +238,7 @@ def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | N
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and weights.dtype.itemsize == 2
-    if not is_taken or num_tokens <= _MOST_VECTORS[weights.dtype] or not rounds_rows(weights):
+    if not is_taken or num_tokens <= _most_vectors(weights) or not rounds_rows(weights):
         return None
     weight = weights.weight
     assert isinstance(weight, QuantizedWeight), "FP8"
@@ -311,7 +324,7 @@ def mixture(
     if any(isinstance(each.weight, BlockWeight) for each in (gate_up, down)):
         _multiply_blocks(x.contiguous(), choice, gate_up, down, out, gating)
         return out
-    if len(x) <= _MOST_VECTORS[x.dtype]:
+    if len(x) <= min(_most_vectors(gate_up), _most_vectors(down)):
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
     _multiply_many(x.contiguous(), choice, gate_up, down, out, gating)

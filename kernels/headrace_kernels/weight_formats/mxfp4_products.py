@@ -2,18 +2,23 @@
 
 An instruction multiplies 16 outputs x 16 inputs by 16 inputs x 8 columns. Of the 32 threads of a
 warp, thread 4 g + t has outputs g of two sides a and b, and column g of the token, at the same
-inputs of its t. So a thread loads 16 bytes of two outputs as they lie, four neighbours the 64 bytes
+inputs of its t. So a thread loads 16 bytes of an output as they lie, four neighbours the 64 bytes
 of a tile of 128 inputs: t has inputs 8 t to 8 t + 7 of each of the tile's four groups. The eight
 columns are the four groups of two tiles in a row: every number of the token is one thread's. A
 product of a group has its sums in that group's column, and in others what nobody reads. They end in
 the thread that has loaded the group's scale, and are multiplied by it in fp32.
 
+The sides are two outputs at one tile (`tile_pair_products`), or one output at two tiles
+(`row_pair_products`). A word takes as many instructions either way. A step of one output has half
+the words, which leaves registers for more steps under way or for more warps.
+
 A byte with two nibbles becomes two bytes whose bits are the upper halves of fp16 numbers, 2^-14
-times the nibbles: 1.4 instructions a number, with shifts for eight and masks for four at a time.
+times the nibbles: 1.4 instructions a number, with shifts and selections for eight and masks for two
+at a time.
 """
 
 # Triton's decorator has no types, and its tuples grow in loops that it unrolls.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -30,14 +35,17 @@ _FACTOR_BIAS = tl.constexpr(14)
 def _halves_assembly(word, name):
     """Assembly that makes eight numbers of a register of two words.
 
-    Registers `{name}0` to `{name}3` are those of parts 0 to 3, two in each.
+    Registers `{name}0` to `{name}3` are those of parts 0 to 3, two in each. A selection takes the
+    sign bits, s, of one word and all others of another, and the mask m keeps a number's bits in the
+    upper byte of each half. Shifts to the left are instructions of the multipliers, that by 8 in
+    place of a permutation of bytes too: 7 of 11 are left to the logical units, which have most to
+    do.
     """
     return (
-        f"shl.b32 t, {word}, 1; and.b32 t, t, m; shl.b32 u, {word}, 4; "
-        "lop3.b32 u, u, s, t, 0xEA; "
-        f"shr.b32 t, {word}, 3; and.b32 t, t, m; lop3.b32 t, {word}, s, t, 0xEA; "
-        f"prmt.b32 {name}0, u, 0, 0x2404; and.b32 {name}2, u, 0xFF00FF00; "
-        f"prmt.b32 {name}1, t, 0, 0x2404; and.b32 {name}3, t, 0xFF00FF00; "
+        f"shl.b32 t, {word}, 1; shl.b32 u, {word}, 4; lop3.b32 t, s, u, t, 0xCA; "
+        f"and.b32 {name}2, t, m; shl.b32 t, t, 8; and.b32 {name}0, t, m; "
+        f"shr.b32 t, {word}, 3; lop3.b32 t, s, {word}, t, 0xCA; "
+        f"and.b32 {name}3, t, m; shl.b32 t, t, 8; and.b32 {name}1, t, m; "
     )
 
 
@@ -49,7 +57,7 @@ def _tile_assembly():
     """
     names = [f"{side}{register}" for side in "ab" for register in range(4)]
     code = "{ .reg .b32 t, u, m, s; .reg .f32 z, c<4>, d<4>; mov.f32 z, 0f00000000; "
-    code += "or.b32 m, $20, 0x0E0E0E0E; or.b32 s, $20, 0x80808080; "
+    code += "or.b32 m, $20, 0x8E008E00; or.b32 s, $20, 0x80808080; "
     code += "".join(f".reg .b32 {name}<4>; " for name in (f"{each}_" for each in names))
     for place, name in enumerate(names):
         code += _halves_assembly(f"${8 + place}", f"{name}_")
@@ -86,26 +94,37 @@ def _plain_sums(words, x, PAIR: tl.constexpr):
 
 @triton.jit
 def _tile_products(a, b, x, zero, PLAIN: tl.constexpr):
-    """Sums of a thread's columns with parts 0 and 1, and with 2 and 3: two of [4, 8, warps, 4].
+    """Sums of a thread's columns 2 t and 2 t + 1, each with its own part: [4, 8, warps, 4].
 
-    Words a and b are [4, 8, warps, 4], and x as `tile_pair_products` takes it. A sum's place is 2
-    times the side and the part.
+    Words a and b are [4, 8, warps, 4], and x as `columns_for_products` returns a step. A sum's
+    place is 2 times the side and which of the two columns. Columns of the second tile have the same
+    parts as those of the first.
     """
     if PLAIN:
         low = tl.join(_plain_sums(a, x, 0), _plain_sums(b, x, 0))
         high = tl.join(_plain_sums(a, x, 1), _plain_sums(b, x, 1))
         low, high = tl.permute(low, (0, 1, 2, 4, 3)), tl.permute(high, (0, 1, 2, 4, 3))
-        return tl.reshape(low, (4, 8, x.shape[2], 4)), tl.reshape(high, (4, 8, x.shape[2], 4))
+        low, high = tl.reshape(low, (4, 8, x.shape[2], 4)), tl.reshape(high, (4, 8, x.shape[2], 4))
     else:
         assembly: tl.constexpr = _tile_assembly()
-        return tl.inline_asm_elementwise(
+        low, high = tl.inline_asm_elementwise(
             assembly, _TILE_OPERANDS, [a, b, x, zero], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
         )
+    return tl.where(tl.arange(0, 4)[:, None, None, None] % 2 == 0, low, high)
+
+
+@triton.jit
+def _scale_factors(scales):
+    """Factors [4, 8, warps, 2 SIDES] fp32 of two codes in each of [4, 8, warps, SIDES] int16."""
+    codes = scales.to(tl.int32)
+    shape: tl.constexpr = (4, 8, scales.shape[2], 2 * scales.shape[3])
+    codes = tl.reshape(tl.join(codes & 255, (codes >> 8) & 255), shape)
+    return ((codes + _FACTOR_BIAS) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PLAIN: tl.constexpr):
-    """Products of two tiles of two sides with a token: [4, 8, warps, 4], to be added up.
+    """Products of two tiles of two outputs with a token: [4, 8, warps, 4], to be added up.
 
     Args:
         first_a: [4, 8, warps, 4] int32, words 8 t to 8 t + 7 of the first tile, two in each, of
@@ -115,7 +134,7 @@ def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PL
         second_b: The next tile's words of side b.
         scales: [4, 8, warps, 2 sides] int16, two codes in each: of groups 2 t and 2 t + 1 of the
             two tiles' eight.
-        x: Inputs 8 t to 8 t + 7 of group g of the eight, as `columns_for_products` returns them:
+        x: Inputs 8 t to 8 t + 7 of group g of the eight, a step of `columns_for_products`:
             [4, 8, warps, 4] int32, of two fp16 numbers each, or [4, 8, warps, 8] fp32 if PLAIN.
         zero: The number 0; if only known at run time, then what is made of it stays behind it.
         PLAIN: Whether plain arithmetic stands for the tensor cores.
@@ -124,38 +143,55 @@ def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PL
         Of thread t the products of groups 2 t and 2 t + 1; the place is 2 times the side and which
         of the two groups.
     """
-    t = tl.arange(0, 4)[:, None, None, None]
-    low, high = _tile_products(first_a, first_b, x, zero, PLAIN)
-    first = tl.where(t % 2 == 0, low, high)
-    low, high = _tile_products(second_a, second_b, x, zero, PLAIN)
-    sums = tl.where(t // 2 == 0, first, tl.where(t % 2 == 0, low, high))
-    codes = scales.to(tl.int32)
-    codes = tl.reshape(tl.join(codes & 255, (codes >> 8) & 255), (4, 8, x.shape[2], 4))
-    return sums * ((codes + _FACTOR_BIAS) << 23).to(tl.float32, bitcast=True)
+    first, second = _tile_products(first_a, first_b, x, zero, PLAIN), _tile_products(second_a, second_b, x, zero, PLAIN)
+    return tl.where(tl.arange(0, 4)[:, None, None, None] // 2 == 0, first, second) * _scale_factors(scales)
 
 
 @triton.jit
-def scaled_columns(x):
-    """A warp's numbers [4, 8, warps, 8] fp32 times a power of two, and what undoes that.
+def row_pair_products(first, second, scales, x, zero, PLAIN: tl.constexpr):
+    """Products of two tiles of one output with a token: [4, 8, warps, 2], to be added up.
 
-    The power brings the warp's largest below 2^14, so that fp16 holds them to 11 bits; smaller ones
-    than 2^-27 of that one lose some. The factor is [1, 1, warps, 1] fp32. What is not finite stays
-    so.
+    Arguments and what is returned are those of `tile_pair_products`, but of one side: first and
+    second are the two tiles' words of output g, and scales are [4, 8, warps, 1].
     """
-    largest = tl.max(tl.max(tl.max(tl.abs(x), 3, keep_dims=True), 0, keep_dims=True), 1, keep_dims=True)
+    sums = tl.reshape(_tile_products(first, second, x, zero, PLAIN), (4, 8, x.shape[2], 2, 2))
+    of_first, of_second = tl.split(tl.permute(sums, (0, 1, 2, 4, 3)))
+    return tl.where(tl.arange(0, 4)[:, None, None, None] // 2 == 0, of_first, of_second) * _scale_factors(scales)
+
+
+@triton.jit
+def scaled_columns(xs):
+    """A warp's numbers times one power of two, and what undoes that.
+
+    The numbers are a tuple of [4, 8, warps, 8] fp32, one of each of the warp's steps. The power
+    brings the largest of a warp's in all steps below 2^14, so that fp16 holds them to 11 bits;
+    smaller ones than 2^-27 of that one lose some. The factor is [1, 1, warps, 1] fp32, for sums
+    over all steps. What is not finite stays so.
+    """
+    largest = tl.abs(xs[0])
+    for number in tl.static_range(1, len(xs)):
+        largest = tl.maximum(largest, tl.abs(xs[number]))
+    largest = tl.max(tl.max(tl.max(largest, 3, keep_dims=True), 0, keep_dims=True), 1, keep_dims=True)
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     # 2^(13 - e) of the largest's exponent e, in the range that has an inverse.
     power = tl.minimum(267 - exponent, 253)
-    return x * (power << 23).to(tl.float32, bitcast=True), ((254 - power) << 23).to(tl.float32, bitcast=True)
+    factor, scaled = (power << 23).to(tl.float32, bitcast=True), ()
+    for number in tl.static_range(len(xs)):
+        scaled = scaled + (xs[number] * factor,)
+    return scaled, ((254 - power) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def columns_for_products(x, PLAIN: tl.constexpr):
-    """`scaled_columns` as `tile_pair_products` takes them: rounded to fp16, unless PLAIN."""
-    scaled, undone = scaled_columns(x)
-    if not PLAIN:
-        even, odd = tl.split(tl.reshape(scaled, (4, 8, x.shape[2], 4, 2)))
-        scaled = tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=tl.int32, is_pure=True, pack=1
-        )
-    return scaled, undone
+def columns_for_products(xs, PLAIN: tl.constexpr):
+    """`scaled_columns` as products take a step of them: rounded to fp16, unless PLAIN."""
+    scaled, undone = scaled_columns(xs)
+    columns = ()
+    for number in tl.static_range(len(scaled)):
+        x = scaled[number]
+        if not PLAIN:
+            even, odd = tl.split(tl.reshape(x, (4, 8, x.shape[2], 4, 2)))
+            x = tl.inline_asm_elementwise(
+                "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=tl.int32, is_pure=True, pack=1
+            )
+        columns = columns + (x,)
+    return columns, undone

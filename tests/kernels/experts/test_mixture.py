@@ -145,9 +145,9 @@ class Case:
         pairs = sort_pairs_reference(self.choice.experts, self.gate_up.num_experts, self.gate_up.first_expert)
         operands = (self.choice, self.gate_up, self.down, out)
         if self.kind == "mxfp4" and kernel == "vector":
-            # Programs of one block and of three, of which the last one has fewer.
-            few = FewTile(vector.num_warps, 1), FewTile(vector.num_warps, 1, loops=3)
-            few = few if len(self.x) > 1 else few[::-1]
+            # Programs of one block of gates and ups, and of three, of which the last one has fewer.
+            loops = 1 if len(self.x) > 1 else 3
+            few = FewTile(vector.num_warps, 1, loops), FewTile(vector.num_warps, 1)
             multiply_few(self.x, *operands, few, None, False, self.gating)
         elif self.kind == "mxfp4":
             many = ManyTile(pair.block_n, pair.block_m, pair.num_warps, pair.num_stages)
@@ -398,7 +398,9 @@ def test_a_token_does_not_depend_on_its_neighbours(kernel: Kernel) -> None:
 
 
 # Of two ranks one has three experts and the other two, and of all tokens some have none of them.
-# A pair's biases are those of the rank that has its expert.
+# A pair's biases are those of the rank that has its expert. Inner elements of experts that are
+# elsewhere are not written, and here are no numbers.
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @pytest.mark.parametrize("kind", EVERY_KERNEL)
 @pytest.mark.parametrize("kernel", ["vector", "tile"])
 def test_what_ranks_with_whole_experts_compute_adds_up(kernel: Kernel, kind: Kind) -> None:

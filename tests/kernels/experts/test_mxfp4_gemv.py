@@ -1,4 +1,4 @@
-"""Few tokens' experts in MXFP4 by programs that stream blocks of outputs, against fp64."""
+"""Few tokens' experts in MXFP4, by programs that stream gates and ups, against fp64."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def multiplied(
     return out
 
 
-# Blocks of 8 inner elements and of 16 outputs: loops that divide their numbers, that do not, and of
-# which one program has all. Of 416 inputs the last tile is half full and a warp has no last step.
+# Blocks of 8 inner elements: loops that divide their number, that do not, and of which one program
+# has all. Of 416 inputs the last tile is half full and a warp has no last step; of 288, and of
+# fewer than 128, the last step has one tile.
 @pytest.mark.parametrize(
     ("sizes", "tiles"),
     [
-        ((1, 3, 2, 416, 96), (FewTile(2, 1, 5, in_order=True), FewTile(1, 1, 4))),
-        ((1, 3, 2, 416, 64), (FewTile(1, 2, 8), FewTile(2, 1, 26))),
-        ((1, 4, 3, 96, 64), (FewTile(2, 1, 3), FewTile(1, 1, 2, in_order=True))),
-        ((2, 3, 2, 96, 64), (FewTile(1, 1, 3), FewTile(1, 1, 4))),
+        ((1, 3, 2, 416, 96), (FewTile(2, 1, 5, in_order=True), FewTile(1, 1))),
+        ((1, 3, 2, 416, 64), (FewTile(1, 2, 8), FewTile(2, 1))),
+        ((1, 4, 3, 96, 288), (FewTile(2, 1, 3), FewTile(1, 1, in_order=True))),
+        ((2, 3, 2, 96, 288), (FewTile(1, 1, 3), FewTile(2, 1))),
+        ((4, 5, 4, 32, 416), (FewTile(4, 3, 9), FewTile(1, 6))),
     ],
 )
 @pytest.mark.parametrize("has_biases", [False, True])
@@ -51,16 +53,16 @@ def test_programs_of_several_blocks_agree_with_fp64(
 def test_loops_change_no_bit() -> None:
     case = Case((1, 3, 2, 288, 96), "mxfp4", torch.float32, "cpu", gating=CLAMPED, has_biases=True)
     start = case.numbers.randn(*case.x.shape)
-    found = [
-        multiplied(case, (FewTile(2, 1, loops), FewTile(2, 1, loops)), normed=True, start=start) for loops in (1, 2, 5)
-    ]
+    found = [multiplied(case, (FewTile(2, 1, loops), FewTile(2, 1)), normed=True, start=start) for loops in (1, 2, 5)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     close(found[0], case.expected(normed=True) + start.double(), torch.float32)
 
 
+# Inner elements of experts that are elsewhere are not written, and here are no numbers.
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 def test_what_ranks_with_whole_experts_compute_adds_up() -> None:
     case = Case((1, 5, 3, 96, 64), "mxfp4", torch.float32, "cpu", gating=CLAMPED, has_biases=True)
-    total, whole, tiles = torch.zeros_like(case.x), (case.gate_up, case.down), (FewTile(1, 1, 3), FewTile(1, 1, 4))
+    total, whole, tiles = torch.zeros_like(case.x), (case.gate_up, case.down), (FewTile(1, 1, 3), FewTile(1, 1))
     expected = case.expected()
     for experts in (range(2), range(2, 5)):
         case.gate_up, case.down = whole
