@@ -1,15 +1,20 @@
-"""How many tokens of a row a worker's steps settle at most."""
+"""How many tokens of a row a worker's steps settle at most, and which batches have graphs."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from unittest import mock
 
 import pytest
+import torch
 from benchmarks.shapes import write_model_folder
 
 from headrace_backend.config import EngineConfig
+from headrace_backend.worker.channel import RankLinks
+from headrace_backend.worker.start_up.fitted_runner import Phases
 from headrace_backend.worker.start_up.sizes import fitting_tokens_per_row
+from headrace_backend.worker.start_up.start import WorkerStart
 from headrace_backend.worker.step.shape import drafted_totals
 from headrace_model_folder import ModelFolder
 
@@ -44,3 +49,25 @@ def test_graphs_of_drafts_are_of_steps_that_launches_would_lengthen() -> None:
     assert {2, 9, 18, 36, 576} <= set(totals) and 320 in totals
     assert max(totals) <= 1024 and 9 * 256 not in totals
     assert drafted_totals((1,), 5) == [5]
+
+
+@pytest.mark.parametrize(
+    ("shape", "setting", "few"),
+    [
+        ("qwen3-30b-a3b", "auto", [*range(1, 9), 10, 12, 14]),
+        ("llama-3.1-8b", "auto", [1, 2, 4, 8]),
+        ("qwen3-30b-a3b", "1,2", [1, 2]),
+    ],
+)
+def test_a_worker_of_a_mixture_has_graphs_of_few_rows(
+    shape: str, setting: str, few: list[int], tmp_path: pathlib.Path
+) -> None:
+    path = write_model_folder(shape, tmp_path)
+    # The CPU has no graphs, so that others than auto are refused there.
+    config = EngineConfig(model=path, load="dummy", device="cpu", graph_sizes=setting, max_num_seqs=64)
+    with mock.patch("headrace_backend.worker.start_up.start._prepared_device", lambda *_: torch.device("cpu")):
+        start = WorkerStart(config, ModelFolder.open(path, require_weights=False), mock.Mock(), Phases({}), RankLinks())
+    sizes = start._sizes
+    assert [size for size in sizes.batch_graphs if size < 16] == few
+    smaller = sizes.with_steps(2048, 32).batch_graphs
+    assert setting != "auto" or [size for size in smaller if size < 16] == few
