@@ -50,6 +50,10 @@ def test_layers_are_sparse_by_step_but_for_those_that_are_named() -> None:
     assert sparse(decoder_sparse_step=2) == [1, 3, 5]
     assert sparse(decoder_sparse_step=2, mlp_only_layers=[0, 3]) == [1, 5]
     assert sparse(mlp_only_layers=[0, 1, 2, 3, 4, 5]) == []
+    # One sparse layer makes a mixture.
+    for dense, is_mixture in (([0, 1, 2, 4, 5], True), ([0, 1, 2, 3, 4, 5], False)):
+        parsed = parse_config(config(QWEN, num_hidden_layers=6, mlp_only_layers=dense))
+        assert parsed.description.has_experts is is_mixture
 
 
 def test_experts_take_sizes_and_names_from_their_family() -> None:
