@@ -11,12 +11,23 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.support.gguf_numbers import quantize
 from tests.support.kernel_case import Numbers, kernels_on, poisoned_memory
 from tests.support.kernels_ahead import KernelsAhead
 
 from headrace_kernels import card, rounded_tokens
 from headrace_kernels import rms_norm as rms_norm_room
-from headrace_kernels.experts import mixture_kernels, mxfp4_gemv, router, routing, scored_routing, stream_gemv
+from headrace_kernels.experts import (
+    block_kernels,
+    mixture_kernels,
+    mxfp4_gemv,
+    mxfp4_kernels,
+    router,
+    routing,
+    scored_routing,
+    stream_gemv,
+)
+from headrace_kernels.experts import mixture as mixture_room
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.mixture import (
@@ -55,6 +66,8 @@ from headrace_kernels.rms_norm import (
     rounded_add_rms_norm,
 )
 from headrace_kernels.rounded_tokens import Activations, round_tokens, round_tokens_reference, unrounded
+from headrace_kernels.weight_formats import block_weight
+from headrace_kernels.weight_formats.gguf_blocks import store_file_rows
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4, quantize_mxfp4_rows
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, allocate, quantize_rows
 
@@ -265,6 +278,41 @@ def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own
         mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, out, (tile, tile))
     close(out, expected)
     assert ahead.waits == ahead.released == (2 + 3) * tiles + 6
+
+
+def tiled_weights(kind: str, numbers: Numbers, outputs: int, inputs: int) -> ExpertWeights:
+    """Four experts in MXFP4 or in a file's blocks."""
+    plain = numbers.randn(4 * outputs, inputs) * inputs**-0.5
+    if kind == "mxfp4":
+        stored = allocate_mxfp4(len(plain), inputs, plain.dtype, plain.device)
+        quantize_mxfp4_rows(plain, stored, 0)
+        return ExpertWeights(stored, 4)
+    blocks = block_weight.allocate(block_weight.BlockKind(kind), *plain.shape, plain.dtype, plain.device)
+    store_file_rows(torch.from_numpy(quantize(kind, plain.numpy())), blocks, 0)
+    return ExpertWeights(blocks, 4)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "Q4_0"])
+def test_tiles_of_mxfp4_and_of_a_file_s_blocks_find_what_they_need_behind_their_waits(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers("cpu", torch.float32, 13)
+    x, choice = numbers.randn(6, 64), choose_experts_reference(numbers.randn(6, 4), 2, True)
+    weights = [tiled_weights(kind, numbers, *sizes) for sizes in ((64, 64), (64, 32))]
+    pairs, room = sort_pairs_reference(choice.experts, 4), mxfp4_kernels if kind == "mxfp4" else block_kernels
+    expected = mixture_reference(x, choice, *weights)
+    monkeypatch.setattr(mixture_room, "sort_pairs", lambda *sizes: pairs)
+    # As few pairs as there are take a tile of 16 each, of all inner elements and of all outputs.
+    tiles = mixture_kernels.most_tiles(12, 4, 16)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        monkeypatch.setattr(mixture_room, "_most_vectors", lambda *sizes: 1)
+        ahead = KernelsAhead(monkeypatch, (room, mixture_kernels), (x, *pairs), (choice.weights,))
+        monkeypatch.setattr(card, "has_warpgroup_products", lambda device: True)
+        monkeypatch.setattr(block_kernels, "block_rule", lambda *sizes: block_kernels.BlockTile(64, 16, 4, 3))
+        ahead.first_programs = tiles
+        found = mixture(x, choice, *weights)
+    close(found, expected)
+    assert ahead.waits == ahead.released == 2 * tiles + 6
 
 
 class Mixture:

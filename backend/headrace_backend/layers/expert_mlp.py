@@ -178,7 +178,7 @@ class ExpertMlp(nn.Module):
         """Whether products of so many tokens take norm, SwiGLU and addition inside."""
         return (
             self.router.weight.fuses(num_tokens)
-            and all(mixture.fuses(num_tokens, weights) for weights in self._weights)
+            and all(mixture.fuses(num_tokens, self._per_token, weights) for weights in self._weights)
             and (self.shared is None or self.shared.fuses(num_tokens))
         )
 
@@ -211,7 +211,7 @@ class ExpertMlp(nn.Module):
     def _choice_after(self, norm: RmsNorm, residual: Tensor) -> Choice:
         router = self.router.weight
         assert isinstance(router, PlainWeight), "a router has the model's type"
-        if self.scores is not None or not chooses_at_once(router.tensor):
+        if self.scores is not None or not chooses_at_once(len(residual), router.tensor):
             return self._choice(self.router.after_norm(norm, residual))
         norm_and_eps, rule = (norm.weight, norm.eps), (self._per_token, self._renormalized)
         return choose_after_norm(residual, norm_and_eps, router.tensor, self.router.bias, *rule, self._done)

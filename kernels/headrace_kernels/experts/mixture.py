@@ -6,11 +6,11 @@ Owns the operation and the rule of which kernels run (`mixture_kernels`, `vector
 of other weights). Where Triton does not run, each expert that a token chose multiplies its tokens
 by itself.
 
-Launch rules. Up to 4 tokens each pair reads its expert's weights for itself; more are sorted by
-expert, in tiles of about twice the pairs that an expert has on average, from 16 to 128, so that
-most experts are one tile while a step is bound by memory. Chosen without a card, but for the
-largest tiles of plain weights, those in which FP8 multiplies FP8, and those of one token; what they
-reach on one is in docs/experiments.md.
+Launch rules. One token's pairs each read their expert's weights for themselves, and so do those of
+a few tokens where `_most_vectors` says so; more are sorted by expert, in tiles of about twice the
+pairs that an expert has on average, from 8 or 16 to 128, so that most experts are one tile while a
+step is bound by memory. Those of Hopper were chosen on an H200 (docs/experiments.md, "experts of
+few tokens in tiles"), of other cards without one.
 """
 
 from __future__ import annotations
@@ -45,19 +45,16 @@ from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
-# Tokens up to which each reads the weights of its experts for itself. fp32 on a GPU serves tests
-# that want exact sums: tensor cores would cut it to tf32.
-_MOST_VECTORS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 4 if INTERPRETED else 1 << 30}
-# The same where FP8 multiplies rows of FP8. A step of Qwen3-30B-A3B takes an H200 4.46 ms with five
-# tokens in tiles, and 4.73 and 5.17 with three and four that read for themselves
-# (docs/experiments.md, "steps of a mixture were padded"). Two were not timed.
-_MOST_VECTORS_OF_FP8 = 2
+# Tokens up to which each reads the weights of its experts for itself, in fp32. On a GPU that serves
+# tests that want exact sums: tensor cores would cut it to tf32.
+_MOST_WIDE_VECTORS = 4 if INTERPRETED else 1 << 30
+# The same of 8 bits that multiply rows in 16 bits: two tokens of Qwen3-30B-A3B in INT8 take an H200
+# 40.5 us a layer by themselves and about 40 in tiles; four take 72 and 54.
+_MOST_VECTORS_OF_8_BITS = 2
 _LEAST_TILE, _LARGEST_TILE = 16, 128
-# Largest tiles of INT4, whose registers spill in larger ones: with products from shared memory,
-# and without.
-_LARGEST_INT4_TILES = (64, 16)
-# Largest tiles of 8 bits in groups or blocks, which are summed up group by group.
-_LARGEST_GROUPED_TILES = (128, 32)
+# Largest tiles without products from shared memory, where larger ones spill registers: of INT4, and
+# of 8 bits in groups or blocks, which are summed up group by group.
+_LARGEST_OLD_INT4_TILE, _LARGEST_OLD_GROUPED_TILE = 16, 32
 # Programs of a multiprocessor that stream rows of one token's experts with plain weights; the
 # longest token that they take, and the longest rows of a token's inner elements, which lie in
 # registers; elements of a block of those.
@@ -79,23 +76,34 @@ FEW_GATE_UP, FEW_DOWN = FewTile(parts=4, ahead=3, in_order=True), FewTile(parts=
 _MXFP4_STREAMS = 3
 
 
-def fuses(num_tokens: int, weights: ExpertWeights) -> bool:
+def fuses(num_tokens: int, per_token: int, weights: ExpertWeights) -> bool:
     """Whether norm and addition ride along in the products of so many tokens.
 
     Decided on the host, by sizes alone.
 
     Args:
         num_tokens: Tokens of the step, padding included.
+        per_token: Experts of a token.
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and not isinstance(weights.weight, BlockWeight)
-    return is_taken and 1 <= num_tokens <= _most_vectors(weights)
+    return is_taken and 1 <= num_tokens <= _most_vectors(weights, per_token)
 
 
-def _most_vectors(weights: ExpertWeights) -> int:
-    """Tokens up to which each reads the weights of its experts for itself."""
-    most = _MOST_VECTORS[weights.dtype]
-    return min(most, _MOST_VECTORS_OF_FP8) if weights.dtype.itemsize == 2 and rounds_rows(weights) else most
+def _most_vectors(weights: ExpertWeights, per_token: int) -> int:
+    """Tokens up to which each reads the weights of its experts for itself.
+
+    Tiles of plain weights, INT4 and FP8 take less for two tokens already. MXFP4's tiles take half
+    as long again for an expert as a pair does by itself, so pairs win until they meet the same
+    experts: gpt-oss-20b's 32 experts take 6 tokens 102 us a layer for 126 in tiles, 12 tokens 192
+    for 171; the 120b's 128 experts take 24 tokens 380 for 405 (one H200, random choices).
+    """
+    if weights.dtype.itemsize == 4:
+        return _MOST_WIDE_VECTORS
+    if isinstance(weights.weight, Mxfp4Weight):
+        return max(1, 3 * weights.total_experts // (4 * per_token))
+    is_8_bit = not isinstance(weights.weight, BlockWeight) and weights.layout().kind in ("int8", "fp8")
+    return _MOST_VECTORS_OF_8_BITS if is_8_bit and not rounds_rows(weights) else 1
 
 
 def takes_kernels(weights: ExpertWeights) -> bool:
@@ -170,19 +178,41 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
     """The tile of a product of many pairs.
 
-    The largest ones of plain weights, from sm_90 on, are those that took an H200 least for 8,192
-    tokens of Qwen3-30B-A3B: gate and up 741 us in place of 901, down 488 in place of 805
-    (docs/experiments.md, "tiles of many tokens of a mixture").
+    From sm_90 on those that took an H200 least for 2 to 8,192 tokens of Qwen3-30B-A3B, of 8 to 10
+    of each size (docs/experiments.md, "experts of few tokens in tiles" and "tiles of many tokens of
+    a mixture"); tiles of 64 and 128 pairs of 8 bits, and all of other cards, were guessed.
     """
-    layout, is_old = weights.layout(), not card.has_warpgroup_products(weights.storage.device)
-    average, kind, largest = triton.cdiv(num_pairs, weights.total_experts), layout.kind, _LARGEST_TILE
-    if layout.is_grouped:
-        largest = (_LARGEST_INT4_TILES if kind == "int4" else _LARGEST_GROUPED_TILES)[is_old]
+    layout, average = weights.layout(), triton.cdiv(num_pairs, weights.total_experts)
+    is_old, is_8_bit = not card.has_warpgroup_products(weights.storage.device), layout.kind in ("int8", "fp8")
+    if layout.kind == "int4" and not is_old:
+        return _int4_tile(average, gated)
+    if is_8_bit and not is_old and average <= _LEAST_TILE // 4:
+        return PairTile(64, _LEAST_TILE // 2, 128, num_warps=4, num_stages=3)
+    largest = _LARGEST_TILE
+    if layout.is_grouped and is_old:
+        largest = _LARGEST_OLD_INT4_TILE if layout.kind == "int4" else _LARGEST_OLD_GROUPED_TILE
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
-    if kind == "plain" and block_m == _LARGEST_TILE and not is_old:
+    if is_8_bit and not is_old and block_m <= 2 * _LEAST_TILE:
+        return PairTile(32, block_m, 128, num_warps=2, num_stages=4 if block_m == _LEAST_TILE else 3)
+    if layout.kind == "plain" and not is_old and block_m == _LEAST_TILE:
+        return PairTile(64, block_m, 128, 4, 4) if gated else PairTile(128, block_m, 64, num_warps=4, num_stages=6)
+    if layout.kind == "plain" and not is_old and block_m == _LARGEST_TILE:
         return PairTile(128 if gated else 256, block_m, 64, num_warps=8, num_stages=4, outputs_first=True)
     num_warps, num_stages = (8, 3) if block_m == _LARGEST_TILE else (4, 4)
-    return PairTile(64 if gated else 128, block_m, 128 if kind in ("int8", "fp8") else 64, num_warps, num_stages)
+    return PairTile(64 if gated else 128, block_m, 128 if is_8_bit else 64, num_warps, num_stages)
+
+
+def _int4_tile(average: int, gated: bool) -> PairTile:
+    """INT4's tile where an expert has so many pairs on average, from sm_90 on."""
+    if average <= _LEAST_TILE // 2:
+        block_m = _LEAST_TILE if average > _LEAST_TILE // 4 else _LEAST_TILE // 2
+        return PairTile(64, block_m, 64, num_warps=4, num_stages=3)
+    if average >= _LARGEST_TILE:
+        return PairTile(128, _LARGEST_TILE, 64, num_warps=8, num_stages=3)
+    is_small = average <= _LEAST_TILE
+    if gated is is_small:
+        return PairTile(64, 32 if is_small else 64, 64, num_warps=4, num_stages=3)
+    return PairTile(128, 32 if is_small else 64, 64, num_warps=8, num_stages=3)
 
 
 def rounded_tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:
@@ -203,6 +233,8 @@ def rounded_tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> Pa
         return PairTile(256, _LARGEST_TILE, 128, num_warps=8, num_stages=3, outputs_first=True)
     largest = _LARGEST_TILE if average >= 2 * _LARGEST_TILE else _LARGEST_TILE // 2
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), largest)
+    if block_m == _LEAST_TILE and gated and not weights.layout().is_grouped:
+        return PairTile(64, block_m, 256, num_warps=4, num_stages=3)
     if block_m <= _LEAST_TILE * 2:
         return PairTile(64, block_m, 128, num_warps=4, num_stages=5)
     if block_m < _LARGEST_TILE:
@@ -215,13 +247,13 @@ def rounded_tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> Pa
 def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
     """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do.
 
-    512 tokens of gpt-oss-20b take 401 us on an H200 in tiles of 64 pairs, 475 in tiles of 128, that
-    are better where an expert fills one (docs/experiments.md, "gpt-oss-20b on an H200").
-    Before sm_90 those, and 128 outputs, spill registers.
+    Those of 128 pairs were the fastest of gpt-oss-20b on an H200 from 512 tokens on, where an
+    expert has 64 (docs/experiments.md, "experts of few tokens in tiles"). Before sm_90 those, and
+    128 outputs, spill registers.
     """
     average, is_new = triton.cdiv(num_pairs, weights.total_experts), card.has_warpgroup_products(weights.storage.device)
     block_n = 128 if is_new and not gated else 64
-    if average >= _LARGEST_TILE and is_new:
+    if 2 * average >= _LARGEST_TILE and is_new:
         return ManyTile(block_n, _LARGEST_TILE, num_warps=4, num_stages=3)
     block_m = min(max(triton.next_power_of_2(2 * average), _LEAST_TILE), _LARGEST_TILE // 2)
     return ManyTile(block_n, block_m, num_warps=4, num_stages=4)
@@ -230,15 +262,15 @@ def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
 def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | None:
     """How a product of so many tokens rounds its inputs; None: it multiplies them as they are.
 
-    Few tokens are: their weights' way from memory is what takes time. Decided on the host, by
-    sizes, kind and card alone.
+    One token is: its weights' way from memory is what takes time. Decided on the host, by sizes,
+    kind and card alone.
 
     Args:
         num_tokens: Tokens of the step, padding included.
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and weights.dtype.itemsize == 2
-    if not is_taken or num_tokens <= _most_vectors(weights) or not rounds_rows(weights):
+    if not is_taken or num_tokens <= 1 or not rounds_rows(weights):
         return None
     weight = weights.weight
     assert isinstance(weight, QuantizedWeight), "FP8"
@@ -324,7 +356,8 @@ def mixture(
     if any(isinstance(each.weight, BlockWeight) for each in (gate_up, down)):
         _multiply_blocks(x.contiguous(), choice, gate_up, down, out, gating)
         return out
-    if len(x) <= min(_most_vectors(gate_up), _most_vectors(down)):
+    per_token = choice.experts.shape[1]
+    if len(x) <= min(_most_vectors(gate_up, per_token), _most_vectors(down, per_token)):
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
         return out
     _multiply_many(x.contiguous(), choice, gate_up, down, out, gating)
@@ -420,7 +453,8 @@ def add_mixture(
         down: Down projections of all experts, `inner` inputs each.
         gating: What is between gate-up and down.
     """
-    if not (fuses(len(residual), gate_up) and fuses(len(residual), down)):
+    num_tokens, per_token = choice.experts.shape
+    if not all(fuses(num_tokens, per_token, weights) for weights in (gate_up, down)):
         residual.add_(mixture(rms_norm(residual, norm_weight, eps), choice, gate_up, down, gating))
         return
     _multiply_few(residual, choice, gate_up, down, residual, (norm_weight, eps), True, gating)

@@ -39,6 +39,7 @@ from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
+from headrace_kernels.weight_formats.columns import four_columns
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
@@ -78,7 +79,7 @@ def byte_scales(scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.const
 @triton.jit
 def _tile_numbers(
     words,
-    scale_ptr,
+    constants,
     zero_ptr,
     rows,
     group,
@@ -87,7 +88,10 @@ def _tile_numbers(
     LAYOUT: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Numbers of words in DTYPE: INT4's dequantized, others' without their scales, exactly."""
+    """Numbers of words in DTYPE: INT4's dequantized, others' without their scales, exactly.
+
+    constants: INT4's, of `_split_constants`.
+    """
     KIND: tl.constexpr = LAYOUT.kind
     PLAIN: tl.constexpr = LAYOUT.is_plain
     if DTYPE == tl.float8e4nv:
@@ -97,15 +101,30 @@ def _tile_numbers(
     elif KIND == "plain":
         numbers = words.to(tl.float32) if PLAIN else words
     elif KIND == "int4":
-        places = group * NUM_ROWS + rows
-        zeros, scales = tl.load(zero_ptr + places), tl.load(scale_ptr + places)
-        numbers = dequantized_nibbles(words, zeros, scales, PART, DTYPE, PLAIN)
+        scales, zeros = constants
+        numbers = dequantized_nibbles(words, zeros[PART], scales[PART], PART, DTYPE, PLAIN)
     else:
         numbers = numbers_of(words, 0, KIND, DTYPE, PLAIN)
         if zero_ptr is not None:
             # At most 255 apart: exact in bf16 too.
             numbers -= tl.load(zero_ptr + group * NUM_ROWS + rows).to(numbers.dtype)
     return numbers
+
+
+@triton.jit
+def _step_constants(
+    scale_ptr, zero_ptr, rows, step, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Scales and zero points of INT4's outputs in the four pieces of a step: [BLOCK_N, 4] each."""
+    piece = (step // BLOCKS * 4 + tl.arange(0, 4)[None, :]) * LAYOUT.plane
+    places = tl.minimum(piece, LAYOUT.num_inputs - 1) // LAYOUT.group * NUM_ROWS + rows
+    return tl.load(scale_ptr + places), tl.load(zero_ptr + places)
+
+
+@triton.jit
+def _split_constants(constants):
+    """What `_step_constants` returns, as four scales and four zero points of [BLOCK_N, 1]."""
+    return four_columns(constants[0]), four_columns(constants[1])
 
 
 @triton.jit
@@ -207,11 +226,25 @@ def _tile_kernel(
     x_rows = x_ptr + x_row.to(tl.int64)[None, :] * K
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS):
+    STEPS: tl.constexpr = (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS
+    if PARTS == 4:
+        # Loads that the compiler can't copy ahead of their step (see `columns`).
+        ahead = _step_constants(scale_ptr, zero_ptr, rows, 0, NUM_ROWS, LAYOUT, BLOCKS)
+        if GATED:
+            up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, 0, NUM_ROWS, LAYOUT, BLOCKS)
+    for step in tl.range(0, STEPS):
         word = step * BLOCK_WORDS + j[None, :]
         words = _load(word_ptr + rows * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
         if GATED:
             up_words = _load(word_ptr + (rows + N) * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
+        constants, up_constants = None, None
+        if PARTS == 4:
+            following = tl.minimum(step + 1, STEPS - 1)
+            constants = _split_constants(ahead)
+            ahead = _step_constants(scale_ptr, zero_ptr, rows, following, NUM_ROWS, LAYOUT, BLOCKS)
+            if GATED:
+                up_constants = _split_constants(up_ahead)
+                up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, following, NUM_ROWS, LAYOUT, BLOCKS)
         for part in tl.static_range(PARTS):
             piece = (step // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
@@ -220,10 +253,10 @@ def _tile_kernel(
             x_scales = None
             if x_scale_ptr is not None and LAYOUT.is_grouped:
                 x_scales = tl.load(x_scale_ptr + x_row * GROUPS + group)[None, :]
-            w = _tile_numbers(words, scale_ptr, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
+            w = _tile_numbers(words, constants, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
             total = _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
             if GATED:
-                w_up = _tile_numbers(up_words, scale_ptr, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
+                w_up = _tile_numbers(up_words, up_constants, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
                 up_total = _dot(w_up, x, x_scales, up_total, scale_ptr, rows + N, group, NUM_ROWS, LAYOUT)
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:

@@ -1,9 +1,9 @@
 """The Triton kernel of `mixture` for many tokens and experts in MXFP4, on the tensor cores.
 
 Numbers become bf16 or fp16 in registers, without rounding, and are one side of a product
-(`weight_formats.mxfp4`). A tile of 128 inputs is four products of 32 inputs of one group each.
-`_many_kernel` multiplies pairs of one expert as `mixture_kernels` does; few tokens have kernels of
-their own (`mxfp4_gemv`).
+(`weight_formats.mxfp4`). The four groups of a tile of 128 inputs lie side by side in one product.
+`_many_kernel` multiplies pairs of one expert as `mixture_kernels` does, and is launched early as
+its kernels are; few tokens have kernels of their own (`mxfp4_gemv`).
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.mixture_kernels import combine_pairs, expert_of_tile, most_tiles
@@ -39,6 +40,18 @@ class ManyTile(NamedTuple):
 
 
 @triton.jit
+def _tile_numbers(words, scales, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """Numbers [BLOCK_N, 128] of a tile's words [BLOCK_N, 32], in DTYPE, or fp32 if PLAIN."""
+    first = mxfp4_numbers(words, scales, 0, DTYPE, PLAIN)
+    second = mxfp4_numbers(words, scales, 1, DTYPE, PLAIN)
+    third = mxfp4_numbers(words, scales, 2, DTYPE, PLAIN)
+    fourth = mxfp4_numbers(words, scales, 3, DTYPE, PLAIN)
+    # [BLOCK_N, 32, second or not, later two or not]
+    groups = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return tl.reshape(tl.permute(groups, (0, 3, 2, 1)), (words.shape[0], 128))
+
+
+@triton.jit
 def _product(w, x, total, PLAIN: tl.constexpr):
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
@@ -50,7 +63,7 @@ def _many_kernel(
     x_ptr, word_ptr, scale_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
     N: tl.constexpr, K: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, GATED: tl.constexpr, GATING: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, n): Y^T = W X^T for BLOCK_N outputs and BLOCK_M pairs of one expert.
 
@@ -60,13 +73,21 @@ def _many_kernel(
     """
     TILES: tl.constexpr = (K + 127) // 128
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    expert, number = expert_of_tile(starts_ptr, tl.program_id(0), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M)
+    AHEAD: tl.constexpr = EARLY and not GATED
+    if EARLY:
+        if GATED:
+            # The sort may still run, and whatever is behind must not start before it has ended.
+            grid_before_is_done()
+        grid_behind_may_start()
+    expert, number = expert_of_tile(starts_ptr, tl.program_id(0), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
+    if AHEAD:
+        grid_before_is_done()
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
     m = tl.load(starts_ptr + expert) + number * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    j, i = tl.arange(0, 32)[None, :], tl.arange(0, 32)[:, None]
+    j, i = tl.arange(0, 32)[None, :], tl.arange(0, 128)[:, None]
     # Pairs and outputs beyond the end repeat the last one, and are not stored.
     m_read = tl.minimum(m, end - 1)
     pairs = tl.load(order_ptr + m_read)
@@ -81,12 +102,11 @@ def _many_kernel(
         if GATED:
             up_words = tl.load(word_ptr + (rows + N) * (32 * TILES) + tile * 32 + j)
             up_scales = tl.load(scale_ptr + (rows + N) * TILES + tile)
-        for part in tl.static_range(4):
-            k = tile * 128 + part * 32 + i
-            x = tl.load(x_rows + k, mask=k < K, other=0.0)
-            total = _product(mxfp4_numbers(words, scales, part, DTYPE, PLAIN), x, total, PLAIN)
-            if GATED:
-                up_total = _product(mxfp4_numbers(up_words, up_scales, part, DTYPE, PLAIN), x, up_total, PLAIN)
+        k = tile * 128 + i
+        x = tl.load(x_rows + k, mask=k < K, other=0.0)
+        total = _product(_tile_numbers(words, scales, DTYPE, PLAIN), x, total, PLAIN)
+        if GATED:
+            up_total = _product(_tile_numbers(up_words, up_scales, DTYPE, PLAIN), x, up_total, PLAIN)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + rows).to(tl.float32)
         if GATED:
@@ -140,13 +160,13 @@ def _launch_many(
     gating: Gating | None,
 ) -> None:
     num_experts = weights.num_experts
-    num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
+    num_tiles, early = most_tiles(len(pairs.order), num_experts, tile.block_m), card.launches_early(out.device)
     _many_kernel[(num_tiles, triton.cdiv(out.shape[1], tile.block_n))](
         x, *_bits(weights), *pairs, choice.weights, out,
         N=out.shape[1], K=weights.num_inputs, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), GATED=gating is not None, GATING=gating or SILU,
-        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, PLAIN=INTERPRETED,
-        num_warps=tile.num_warps, num_stages=_stages(tile, gating is not None, x),
+        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, EARLY=early, PLAIN=INTERPRETED,
+        num_warps=tile.num_warps, num_stages=_stages(tile, gating is not None, x), launch_pdl=early,
     )  # fmt: skip
 
 

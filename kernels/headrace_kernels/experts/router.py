@@ -38,17 +38,20 @@ from headrace_kernels.triton_runtime import uses_triton
 # an H200 and 49.6 with two launches; one of Qwen3-30B-A3B, which has 128, 46.1 and 46.0
 # (docs/experiments.md, "kernels that begin before the one ahead has ended").
 _MOST_EXPERTS = 32
+# Tokens up to which a program has the products of all in registers.
+_MOST_TOKENS = 4
 # Inputs that a program multiplies at a time, and its warps.
 _BLOCK_INPUTS, _NUM_WARPS = 2048, 8
 
 
-def chooses_at_once(router: Tensor) -> bool:
+def chooses_at_once(num_tokens: int, router: Tensor) -> bool:
     """Whether `choose_after_norm` is faster than a product and a choice by themselves.
 
     Args:
+        num_tokens: Tokens of the step, padding included.
         router: [num_experts, hidden].
     """
-    return len(router) <= _MOST_EXPERTS
+    return num_tokens <= _MOST_TOKENS and len(router) <= _MOST_EXPERTS
 
 
 def choose_after_norm_reference(
@@ -175,9 +178,9 @@ def choose_after_norm(
     """Chooses the experts of a few tokens from their RMS norm.
 
     Args:
-        x: [num_tokens, hidden], contiguous; from 1 to 4 tokens where Triton runs.
+        x: [num_tokens, hidden], contiguous; at least one token.
         norm: Weight [hidden] and epsilon of the norm.
-        router: [num_experts, hidden], contiguous, for which `chooses_at_once` holds.
+        router: [num_experts, hidden], contiguous; `chooses_at_once` holds for it and the tokens.
         bias: [num_experts].
         per_token: Experts of a token, at most num_experts.
         renormalized: Whether a token's weights are divided by their sum.

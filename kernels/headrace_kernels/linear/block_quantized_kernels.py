@@ -30,13 +30,15 @@ from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.block_numbers import (
     block_layout,
     block_planes,
-    exact_numbers,
     integers,
     min_of,
     number_tables,
+    part_numbers,
     scale_of,
+    tile_scales,
 )
 from headrace_kernels.weight_formats.block_weight import PARTS, BlockWeight
+from headrace_kernels.weight_formats.columns import four_columns
 
 # Rows of `_small_batch_kernel`.
 MAX_SMALL_BATCH_ROWS = 32
@@ -72,34 +74,29 @@ def _small_batch_kernel(
     s = tl.arange(0, SLICES)[:, None, None]
     j = tl.arange(0, LAYOUT.plane)
     total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
+    inputs = total
     ones = tl.full([SLICES, BLOCK_N, LAYOUT.plane], 1.0, tl.float32 if PLAIN else DTYPE)
+    parts = s * 4 + tl.arange(0, 4)[None, None, :]
+    ahead = tile_scales(scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, code_ptr, n_read, parts, N, LAYOUT)
     for step in tl.range(0, LAYOUT.num_tiles, SLICES):
         tile = step + s
+        parts += 4 * SLICES
+        scales, mins = four_columns(ahead[0]), four_columns(ahead[1])
+        ahead = tile_scales(scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, code_ptr, n_read, parts, N, LAYOUT)
         for i in tl.static_range(4):
-            q = integers(
-                nibble_ptr,
-                pair_ptr,
-                single_ptr,
-                octet_ptr,
-                row,
-                tile,
-                j[None, None, :],
-                tile < LAYOUT.num_tiles,
-                i,
-                LAYOUT,
-            )
-            piece = (tile * 4 + i) * LAYOUT.plane
-            k = piece + j[None, :, None]
+            w = part_numbers(
+                nibble_ptr, pair_ptr, single_ptr, octet_ptr, table_ptr,
+                row, tile, j[None, None, :], tile < LAYOUT.num_tiles, i, LAYOUT, DTYPE, PLAIN,
+            )  # fmt: skip
+            k = (tile * 4 + i) * LAYOUT.plane + j[None, :, None]
             x = tl.load(x_ptr + m * LAYOUT.num_inputs + k, mask=(k < LAYOUT.num_inputs) & (m < M), other=0.0)
-            part = _dot(exact_numbers(q, table_ptr, DTYPE, SIGNED, PLAIN), x, PLAIN)
-            first = tl.minimum(piece, LAYOUT.num_inputs - 1)
-            scale = scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n_read, N, LAYOUT)
+            part = _dot(w, x, PLAIN)
             if SHIFT != 0 or LAYOUT.has_mins:
                 inputs = _dot(ones, x, PLAIN)
                 part -= SHIFT * inputs
-            total += part * scale
+            total += part * scales[i]
             if LAYOUT.has_mins:
-                total -= inputs * min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n_read, N, LAYOUT)
+                total -= inputs * mins[i]
     y = tl.sum(total, 0)
     n_out, m_out = n[:, None], tl.arange(0, ROWS)[None, :]
     if bias_ptr is not None:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels.weight_formats.block_weight import BlockWeight, plane_inputs, scale_codes, table_numbers
+from headrace_kernels.weight_formats.conversions import numbers_of
 
 
 class BlockLayout(NamedTuple):
@@ -98,21 +99,16 @@ def min_of(
 
 
 @triton.jit
-def exact_numbers(q, table_ptr, DTYPE: tl.constexpr, SIGNED: tl.constexpr, PLAIN: tl.constexpr):
-    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless signed or from a table.
-
-    Each is exact, but for a table's.
-    """
+def _exact_numbers(q, table_ptr, DTYPE: tl.constexpr, PLAIN: tl.constexpr):
+    """The q as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 unless from a table."""
     if table_ptr is not None:
         numbers = tl.load(table_ptr + q)
         if PLAIN:
             numbers = numbers.to(tl.float32)
     elif PLAIN:
         numbers = q.to(tl.float32)
-        if DTYPE == tl.bfloat16 and not SIGNED:
+        if DTYPE == tl.bfloat16:
             numbers += 128.0
-    elif SIGNED:
-        numbers = q.to(tl.float32).to(DTYPE)
     elif DTYPE == tl.bfloat16:
         # The bits of 128, whose mantissa has room for 7 more.
         numbers = (q | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -120,6 +116,65 @@ def exact_numbers(q, table_ptr, DTYPE: tl.constexpr, SIGNED: tl.constexpr, PLAIN
         # The bits of 1024, which are taken off again: sums of such numbers would lose too much.
         numbers = (q | 0x6400).to(tl.int16).to(tl.float16, bitcast=True) - 1024.0
     return numbers
+
+
+@triton.constexpr_function
+def _six_bit_assembly(part, bf16):
+    """Two words are in a register $1, the pairs above them in the halves of $2."""
+    place = 4 - 2 * part
+    above = f"shl.b32 u, $2, {place}; " if place >= 0 else f"shr.b32 u, $2, {-place}; "
+    base = "0x43004300" if bf16 else "0x64006400"
+    code = "{ .reg .b32 t, u; " + f"shr.b32 t, $1, {4 * part}; lop3.b32 t, t, 0x000F000F, {base}, 0xEA; " + above
+    if bf16:
+        return code + "lop3.b32 $0, u, 0x00300030, t, 0xEA; }"
+    return code + "lop3.b32 t, u, 0x00300030, t, 0xEA; mov.b32 u, 0x64006400; sub.f16x2 $0, t, u; }"
+
+
+@triton.jit
+def _six_bit_numbers(words, pairs, PART: tl.constexpr, DTYPE: tl.constexpr):
+    """Numbers of nibbles and pairs, those of `_exact_numbers`, two at a time."""
+    assembly: tl.constexpr = _six_bit_assembly(PART, DTYPE == tl.bfloat16)
+    return tl.inline_asm_elementwise(
+        assembly, "=r,r,r", [words, pairs.to(tl.int16)], dtype=DTYPE.value, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def part_numbers(
+    nibble_ptr, pair_ptr, single_ptr, octet_ptr, table_ptr, row, tile, j, mask,
+    PART: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The q of a tile's part as numbers of DTYPE, or fp32 if PLAIN; 128 more in bf16 from bits.
+
+    Arguments are those of `integers`. Each is exact, but for a table's. 128 is not added to signed
+    bytes and numbers of a table.
+    """
+    lane = row * (LAYOUT.num_tiles * LAYOUT.plane) + tile * LAYOUT.plane + j
+    if octet_ptr is not None:
+        places = octet_ptr + row * (LAYOUT.num_tiles * LAYOUT.plane * 4) + (tile * 4 + PART) * LAYOUT.plane + j
+        return numbers_of(tl.load(places, mask=mask, other=0), 0, "int8", DTYPE, PLAIN)
+    elif nibble_ptr is not None and pair_ptr is None and single_ptr is None and table_ptr is None:
+        return numbers_of(tl.load(nibble_ptr + lane, mask=mask, other=0), PART, "int4", DTYPE, PLAIN)
+    elif nibble_ptr is not None and pair_ptr is not None and not PLAIN:
+        words, pairs = tl.load(nibble_ptr + lane, mask=mask, other=0), tl.load(pair_ptr + lane, mask=mask, other=0)
+        return _six_bit_numbers(words, pairs, PART, DTYPE)
+    else:
+        q = integers(nibble_ptr, pair_ptr, single_ptr, octet_ptr, row, tile, j, mask, PART, LAYOUT)
+        return _exact_numbers(q, table_ptr, DTYPE, PLAIN)
+
+
+@triton.jit
+def tile_scales(scale_ptr, min_ptr, group_scale_ptr, group_min_ptr, code_ptr, n, parts, N, LAYOUT: tl.constexpr):
+    """The s and m of the parts of a row, or of its last one beyond it, and outputs n; fp32.
+
+    `parts` broadcast with n. Without minimums the second is the first once more.
+    """
+    first = tl.minimum(parts * LAYOUT.plane, LAYOUT.num_inputs - 1)
+    scales = scale_of(scale_ptr, min_ptr, group_scale_ptr, code_ptr, first, n, N, LAYOUT)
+    mins = scales
+    if LAYOUT.has_mins:
+        mins = min_of(min_ptr, group_scale_ptr, group_min_ptr, first, n, N, LAYOUT)
+    return scales, mins
 
 
 def block_planes(weight: BlockWeight) -> tuple[Tensor | None, ...]:

@@ -18,10 +18,11 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         "_combine_kernel", "_few_gate_up_kernel", "_few_down_kernel", "_many_kernel",
     }  # fmt: skip
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
-    # Registers spilled inside a loop cost bandwidth; on sm_89 four of INT4's tiles are, and on
-    # sm_90 those of FP8 in blocks for 64 pairs, which were the fastest all the same.
-    most = {89: 16, 90: 48}.get(arch, 0)
-    assert not [each for each in kernels if each["stack_bytes"] > (most if each["name"] == "_tile_kernel" else 0)]
+    # Registers spilled inside a loop cost bandwidth. A few are all the same, and on sm_90 those of
+    # FP8 in blocks for 64 pairs and of MXFP4 for 128, which were the fastest there.
+    tiles = ("_tile_kernel", "_many_kernel", "_block_tile_kernel")
+    most = {name: 64 if arch == 90 else 16 for name in tiles}
+    assert not [each for each in kernels if each["stack_bytes"] > most.get(each["name"], 0)]
     if arch == 90:
         assert all(
             kernel["warpgroup_products"] for kernel in kernels if kernel["name"] in ("_tile_kernel", "_many_kernel")

@@ -367,7 +367,7 @@ def test_the_operation_takes_the_kernels_and_equals_its_reference(device: str) -
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     case = Case((2, 4, 2, 40, 24), None, dtype, device)
     with kernels_on(device):
-        assert fuses(2, case.gate_up)
+        assert fuses(1, 2, case.gate_up)
         found, residual = mixture(case.x, case.choice, case.gate_up, case.down), case.x.clone()
         add_mixture(residual, case.norm, EPS, case.choice, case.gate_up, case.down)
         assert mixture(case.x[:0], Choice(*(part[:0] for part in case.choice)), case.gate_up, case.down).shape == (
@@ -440,6 +440,23 @@ def test_a_rank_s_experts_of_models_agree_with_their_reference(num_tokens: int) 
     expected = mixture_reference(case.x, case.choice, case.gate_up, case.down)
     # Both sides are rounded, and the worst of millions of numbers counts.
     close(found, expected.double(), torch.bfloat16, roundings=12)
+
+
+@pytest.mark.parametrize(("num_experts", "per_token", "most"), [(32, 4, 6), (128, 4, 24), (128, 8, 12), (8, 8, 1)])
+def test_tokens_in_mxfp4_are_by_themselves_until_they_meet_the_same_experts(
+    num_experts: int, per_token: int, most: int
+) -> None:
+    weight = allocate_mxfp4(num_experts * 2, 32, torch.bfloat16, torch.device("cpu"))
+    with kernels_on("cpu"):
+        fused = [fuses(count, per_token, ExpertWeights(weight, num_experts)) for count in (most, most + 1)]
+    assert fused == [True, False]
+
+
+@pytest.mark.parametrize(("kind", "most"), [(None, 1), (QuantKind.INT4, 1), (QuantKind.FP8, 1), (QuantKind.INT8, 2)])
+def test_two_tokens_share_tiles_but_of_int8(kind: QuantKind | None, most: int) -> None:
+    case = Case((1, 3, 1, 32, 32), kind, torch.bfloat16, "cpu")
+    with kernels_on("cpu"):
+        assert [fuses(count, 1, case.gate_up) for count in (most, most + 1)] == [True, False]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))

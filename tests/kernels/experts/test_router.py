@@ -55,8 +55,9 @@ def test_the_likeliest_experts_are_chosen(sizes: tuple[int, int, int, int]) -> N
     check(Case(sizes, torch.float32, "cpu", bias=sizes[0] > 1), "cpu", 2e-5)
 
 
-def test_one_launch_is_for_few_experts() -> None:
-    assert chooses_at_once(torch.empty(32, 8)) and not chooses_at_once(torch.empty(33, 8))
+def test_one_launch_is_for_few_tokens_and_experts() -> None:
+    assert chooses_at_once(4, torch.empty(32, 8))
+    assert not chooses_at_once(5, torch.empty(32, 8)) and not chooses_at_once(4, torch.empty(33, 8))
 
 
 @pytest.mark.gpu

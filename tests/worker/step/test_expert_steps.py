@@ -80,7 +80,7 @@ def test_tokens_are_those_of_the_cpu(
     at_once: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(expert_mlp, "chooses_at_once", lambda router: at_once)
+    monkeypatch.setattr(expert_mlp, "chooses_at_once", lambda num_tokens, router: at_once)
     runner = gpu_runner(loaded(device), device, batch_sizes)
     assert [execute(runner, plan).tokens.tolist() for plan in mixed_plans()] == expected
 
