@@ -7,10 +7,10 @@ of other weights). Where Triton does not run, each expert that a token chose mul
 by itself.
 
 Launch rules. One token's pairs each read their expert's weights for themselves, and so do those of
-a few tokens where `_most_vectors` says so; more are sorted by expert, in tiles of about twice the
-pairs that an expert has on average, from 8 or 16 to 128, so that most experts are one tile while a
-step is bound by memory. Those of Hopper were chosen on an H200 (docs/experiments.md, "experts of
-few tokens in tiles"), of other cards without one.
+a few in MXFP4 (`_most_vectors`); more are sorted by expert, in tiles of about twice the pairs that
+an expert has on average, from 8 or 16 to 128, so that most experts are one tile while a step is
+bound by memory. Those of Hopper were chosen on an H200 (docs/experiments.md, "experts of few tokens
+in tiles"), of other cards without one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 # Tokens up to which each reads the weights of its experts for itself, in fp32. On a GPU that serves
 # tests that want exact sums: tensor cores would cut it to tf32.
 _MOST_WIDE_VECTORS = 4 if INTERPRETED else 1 << 30
-# The same of 8 bits that multiply rows in 16 bits: two tokens of Qwen3-30B-A3B in INT8 take an H200
-# 40.5 us a layer by themselves and about 40 in tiles; four take 72 and 54.
-_MOST_VECTORS_OF_8_BITS = 2
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 # Largest tiles without products from shared memory, where larger ones spill registers: of INT4, and
 # of 8 bits in groups or blocks, which are summed up group by group.
@@ -93,17 +90,17 @@ def fuses(num_tokens: int, per_token: int, weights: ExpertWeights) -> bool:
 def _most_vectors(weights: ExpertWeights, per_token: int) -> int:
     """Tokens up to which each reads the weights of its experts for itself.
 
-    Tiles of plain weights, INT4 and FP8 take less for two tokens already. MXFP4's tiles take half
-    as long again for an expert as a pair does by itself, so pairs win until they meet the same
-    experts: gpt-oss-20b's 32 experts take 6 tokens 102 us a layer for 126 in tiles, 12 tokens 192
-    for 171; the 120b's 128 experts take 24 tokens 380 for 405 (one H200, random choices).
+    Tiles take less for two tokens already: a step of Qwen3-30B-A3B in bf16 takes an H200 3.68 ms
+    so, and 4.42 by themselves. MXFP4's take half as long again for an expert as a pair does by
+    itself, so pairs win until they meet the same experts: gpt-oss-20b's 32 experts take 6 tokens
+    102 us a layer for 126 in tiles, 12 tokens 192 for 171; the 120b's 128 experts take 24 tokens
+    380 for 405 (random choices).
     """
     if weights.dtype.itemsize == 4:
         return _MOST_WIDE_VECTORS
     if isinstance(weights.weight, Mxfp4Weight):
         return max(1, 3 * weights.total_experts // (4 * per_token))
-    is_8_bit = not isinstance(weights.weight, BlockWeight) and weights.layout().kind in ("int8", "fp8")
-    return _MOST_VECTORS_OF_8_BITS if is_8_bit and not rounds_rows(weights) else 1
+    return 1
 
 
 def takes_kernels(weights: ExpertWeights) -> bool:

@@ -42,7 +42,7 @@ class Path(enum.Enum):
 
 
 def path_rule(num_rows: int, weight: BlockWeight) -> Path:
-    """Which path a product takes, by sizes, type and card alone. Not measured yet."""
+    """Which path a product takes, by sizes, type and card alone."""
     if not uses_triton(weight.scales):
         return Path.BLOCKS
     return Path.SMALL_BATCH if takes(weight) and 1 <= num_rows <= MAX_SMALL_BATCH_ROWS else Path.DEQUANTIZED

@@ -20,6 +20,8 @@ numbers come from a table of 16.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -42,8 +44,38 @@ from headrace_kernels.weight_formats.columns import four_columns
 
 # Rows of `_small_batch_kernel`.
 MAX_SMALL_BATCH_ROWS = 32
-_NUM_WARPS = 4
-_DEQUANTIZED_ROWS = 16
+# Outputs beyond which a product has programs enough with two slices of its inputs, and with four.
+_WIDE_OUTPUTS, _NARROW_OUTPUTS = 8192, 4096
+# Of `_dequantize_kernel`.
+_NUM_WARPS, _DEQUANTIZED_ROWS = 4, 16
+
+
+class SmallTile(NamedTuple):
+    """How a product of few rows is cut."""
+
+    # Rows that are computed, those of the batch and others that are not stored.
+    rows: int
+    # Outputs of one program.
+    block_n: int
+    # Warps of a program, of which each sums tiles of its own.
+    slices: int
+
+
+def small_rule(num_rows: int, weight: BlockWeight) -> SmallTile:
+    """The tile of up to 32 rows.
+
+    On an H200 those that took products of an 8B Llama in Q4_K, Q6_K and Q8_0 least for 1, 8, 16 and
+    32 rows, of up to 27, or up to a fifth more (docs/experiments.md, "experts of few tokens in
+    tiles"). Numbers of several planes take registers, so that fewer outputs fit.
+    """
+    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+    has_one_plane = weight.pairs is None and weight.singles is None
+    if weight.num_outputs > _WIDE_OUTPUTS:
+        block_n, slices = 512 // rows if has_one_plane else 16, 2
+    else:
+        has_many_slices = rows == 8 or rows == 16 and not has_one_plane and weight.num_outputs <= _NARROW_OUTPUTS
+        block_n, slices = 16, 8 if has_many_slices else 4
+    return SmallTile(rows, block_n, min(slices, triton.next_power_of_2(weight.num_tiles)))
 
 
 @triton.jit
@@ -159,25 +191,22 @@ def multiply_small_batch(x: Tensor, weight: BlockWeight, bias: Tensor | None, ou
     (num_rows, num_inputs), num_outputs = x.shape, out.shape[1]
     assert num_rows <= MAX_SMALL_BATCH_ROWS and num_inputs == weight.num_inputs and x.dtype == weight.dtype
     assert num_outputs == weight.num_outputs and out.stride(1) == 1
-    layout = block_layout(weight)
-    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
-    # Sums of more rows take registers.
-    block_n = 32 if rows == 8 else 16
-    slices = min(_NUM_WARPS, triton.next_power_of_2(layout.num_tiles))
-    _small_batch_kernel[(triton.cdiv(num_outputs, block_n),)](
+    layout, tile = block_layout(weight), small_rule(num_rows, weight)
+    _small_batch_kernel[(triton.cdiv(num_outputs, tile.block_n),)](
         x.contiguous(), *block_planes(weight), *number_tables(weight, x.dtype), bias, out, num_rows, num_outputs,
         out.stride(0),
-        LAYOUT=layout, ROWS=rows, BLOCK_N=block_n, SLICES=slices, PLAIN=INTERPRETED,
-        num_warps=_NUM_WARPS, num_stages=_stages(layout.plane * slices, block_n, rows, weight.device),
+        LAYOUT=layout, ROWS=tile.rows, BLOCK_N=tile.block_n, SLICES=tile.slices, PLAIN=INTERPRETED,
+        num_warps=tile.slices, num_stages=_stages(layout.plane, tile, weight.device),
     )  # fmt: skip
 
 
-def _stages(inputs: int, block_n: int, rows: int, device: torch.device) -> int:
+def _stages(plane: int, tile: SmallTile, device: torch.device) -> int:
     """Tiles that are loaded ahead, as many as fit the shared memory.
 
     A word and an element of x take 2 bytes.
     """
-    return max(1, min(3, card.shared_bytes(device) // (2 * inputs * (block_n * 2 + PARTS * rows))))
+    stage_bytes = 2 * plane * tile.slices * (tile.block_n * 2 + PARTS * tile.rows)
+    return max(1, min(3, card.shared_bytes(device) // stage_bytes))
 
 
 def dequantize_into(weight: BlockWeight, rows: range, out: Tensor) -> None:

@@ -452,11 +452,11 @@ def test_tokens_in_mxfp4_are_by_themselves_until_they_meet_the_same_experts(
     assert fused == [True, False]
 
 
-@pytest.mark.parametrize(("kind", "most"), [(None, 1), (QuantKind.INT4, 1), (QuantKind.FP8, 1), (QuantKind.INT8, 2)])
-def test_two_tokens_share_tiles_but_of_int8(kind: QuantKind | None, most: int) -> None:
+@pytest.mark.parametrize("kind", [None, QuantKind.INT4, QuantKind.FP8, QuantKind.INT8])
+def test_two_tokens_share_tiles(kind: QuantKind | None) -> None:
     case = Case((1, 3, 1, 32, 32), kind, torch.bfloat16, "cpu")
     with kernels_on("cpu"):
-        assert [fuses(count, 1, case.gate_up) for count in (most, most + 1)] == [True, False]
+        assert [fuses(count, 1, case.gate_up) for count in (0, 1, 2)] == [False, True, False]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=20), st.sampled_from([1, 2, 16, 64]))

@@ -18,7 +18,7 @@ from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, kernels_on, poi
 
 from headrace_kernels.linear import block_quantized as block_linear
 from headrace_kernels.linear.block_quantized import Path, path_rule
-from headrace_kernels.linear.block_quantized_kernels import MAX_SMALL_BATCH_ROWS
+from headrace_kernels.linear.block_quantized_kernels import MAX_SMALL_BATCH_ROWS, SmallTile, small_rule
 from headrace_kernels.weight_formats.block_weight import BlockKind, BlockWeight, allocate
 from headrace_kernels.weight_formats.gguf_blocks import store_file_rows
 
@@ -111,6 +111,18 @@ def test_few_rows_are_multiplied_without_restoring(device: str) -> None:
     product = Product("Q4_K", 1, (4, 256), torch.bfloat16, device)
     assert path_rule(1, product.weight) is path_rule(MAX_SMALL_BATCH_ROWS, product.weight) is Path.SMALL_BATCH
     assert path_rule(MAX_SMALL_BATCH_ROWS + 1, product.weight) is Path.DEQUANTIZED
+
+
+def test_wide_products_have_few_slices_and_numbers_of_several_planes_few_outputs() -> None:
+    def rule(num_rows: int, kind: BlockKind, *size: int) -> SmallTile:
+        return small_rule(num_rows, allocate(kind, *size, torch.bfloat16, torch.device("meta")))
+
+    assert rule(3, BlockKind.Q4_K, 28_672, 4096) == SmallTile(8, block_n=64, slices=2)
+    assert rule(3, BlockKind.Q6_K, 28_672, 4096) == SmallTile(8, block_n=16, slices=2)
+    assert rule(3, BlockKind.Q4_K, 4096, 14_336) == SmallTile(8, block_n=16, slices=8)
+    assert rule(32, BlockKind.Q4_K, 4096, 14_336) == SmallTile(32, block_n=16, slices=4)
+    # A tile of inputs is one slice's.
+    assert rule(3, BlockKind.Q4_K, 4096, 256).slices == 2
 
 
 @pytest.mark.parametrize("name", BLOCK_KINDS)
