@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.support.descriptors import open_descriptors, settled_descriptors
+from tests.support.descriptors import settled_descriptors, stay_open
 
 from headrace_backend.server.precise_timer import PreciseTimer
 
@@ -85,6 +85,6 @@ def test_one_that_is_closed_does_not_call_and_leaves_no_descriptor() -> None:
         calls.timer.close()
         await asyncio.sleep(0.01)
         assert not calls.at_ns
-        assert open_descriptors() <= before
+        assert not stay_open(before)
 
     uvloop.run(main())

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.descriptors import open_descriptors, settled_descriptors
+from tests.support.descriptors import settled_descriptors, stay_open
 from tests.support.examples import examples
 
 from headrace_backend.step.ring import RingCorrupt, RingDescriptors, RingFull, RingReader, RingWriter, create_ring
@@ -42,7 +42,7 @@ def nothing_stays_open() -> Iterator[None]:
     """Fails the test that leaves descriptors open."""
     before = settled_descriptors()
     yield
-    assert open_descriptors() <= before
+    assert not stay_open(before)
 
 
 def reader_of(ring: RingDescriptors, index: int = 0) -> RingReader:

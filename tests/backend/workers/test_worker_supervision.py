@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.support.descriptors import open_descriptors, settled_descriptors
+from tests.support.descriptors import open_descriptors, settled_descriptors, stay_open
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.answers import LossOutcome
@@ -65,7 +65,7 @@ def test_what_ranks_share_is_made_whole_or_not_at_all(count: int) -> None:
             pytest.raises(OSError, match="open files") if count < needed else contextlib.nullcontext(),
         ):
             make().close()
-        assert open_descriptors() <= before
+        assert not stay_open(before)
 
 
 async def test_workers_that_can_not_be_started_are_given_up() -> None:
