@@ -16,16 +16,14 @@ from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, po
 
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
+from headrace_kernels.experts.launch_rules import many_rule, rounded_tile_rule, tile_rule
 from headrace_kernels.experts.mixture import (
     add_mixture,
     add_mixture_reference,
     fuses,
-    many_rule,
     mixture,
     mixture_reference,
-    rounded_tile_rule,
     rounds,
-    tile_rule,
 )
 from headrace_kernels.experts.mixture_kernels import PairTile, most_tiles, multiply_pairs
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few

@@ -10,7 +10,7 @@ from tests.support.kernel_case import kernels_on, poisoned_memory
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
-from headrace_kernels.experts.mixture import FEW_DOWN, FEW_GATE_UP, few_rule
+from headrace_kernels.experts.launch_rules import FEW_DOWN, FEW_GATE_UP, few_rule
 from headrace_kernels.experts.mxfp4_gemv import FewTile, multiply_few
 from headrace_kernels.experts.routing import Choice
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4

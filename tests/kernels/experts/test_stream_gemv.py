@@ -11,7 +11,7 @@ from headrace_kernels import card
 from headrace_kernels.experts import stream_gemv
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
-from headrace_kernels.experts.mixture import stream_rule
+from headrace_kernels.experts.launch_rules import stream_rule
 from headrace_kernels.experts.routing import Choice
 from headrace_kernels.experts.stream_gemv import StreamTile, multiply_streams
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind
