@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from tests.e2e.test_hosts import PROMPTS, WORKER, command
 from tests.support.ports import free_address
@@ -64,10 +66,25 @@ class Pool:
             return stub.Submit(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True).request_id
 
     def submit_key(self, service: int, key: str) -> inference_pb2.SubmitResponse:
+        """Submits with a key, again and again while an engine does not say whether it has that.
+
+        On a busy machine the one that is left may not answer in time, and callers are asked to come
+        again.
+        """
+        request = inference_pb2.SubmitRequest(spec=greedy(PROMPTS[0], TOKENS), idempotency_key=key)
+        deadline = time.monotonic() + CALL_TIMEOUT_S
         with connected(self.addresses[service]) as stub:
-            request = inference_pb2.SubmitRequest(spec=greedy(PROMPTS[0], TOKENS), idempotency_key=key)
-            response: inference_pb2.SubmitResponse = stub.Submit(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
-            return response
+            while True:
+                try:
+                    response: inference_pb2.SubmitResponse = stub.Submit(
+                        request, timeout=CALL_TIMEOUT_S, wait_for_ready=True
+                    )
+                    return response
+                except grpc.RpcError as error:
+                    is_late = time.monotonic() > deadline
+                    if is_late or error.code() is not grpc.StatusCode.UNAVAILABLE or "try again" not in error.details():
+                        raise
+                    time.sleep(0.2)
 
     def read(self, service: int, request_id: str) -> list[int]:
         found = Transcript()
