@@ -21,7 +21,6 @@ from headrace_kernels.experts import (
     block_kernels,
     mixture_kernels,
     mxfp4_gemv,
-    mxfp4_kernels,
     router,
     routing,
     scored_routing,
@@ -299,14 +298,14 @@ def test_tiles_of_mxfp4_and_of_a_file_s_blocks_find_what_they_need_behind_their_
     numbers = Numbers("cpu", torch.float32, 13)
     x, choice = numbers.randn(6, 64), choose_experts_reference(numbers.randn(6, 4), 2, True)
     weights = [tiled_weights(kind, numbers, *sizes) for sizes in ((64, 64), (64, 32))]
-    pairs, room = sort_pairs_reference(choice.experts, 4), mxfp4_kernels if kind == "mxfp4" else block_kernels
+    pairs = sort_pairs_reference(choice.experts, 4)
     expected = mixture_reference(x, choice, *weights)
     monkeypatch.setattr(mixture_room, "sort_pairs", lambda *sizes: pairs)
     # As few pairs as there are take a tile of 16 each, of all inner elements and of all outputs.
     tiles = mixture_kernels.most_tiles(12, 4, 16)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         monkeypatch.setattr(mixture_room, "_most_vectors", lambda *sizes: 1)
-        ahead = KernelsAhead(monkeypatch, (room, mixture_kernels), (x, *pairs), (choice.weights,))
+        ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))
         monkeypatch.setattr(card, "has_warpgroup_products", lambda device: True)
         monkeypatch.setattr(block_kernels, "block_rule", lambda *sizes: block_kernels.BlockTile(64, 16, 4, 3))
         ahead.first_programs = tiles

@@ -17,20 +17,14 @@ class KernelsAhead:
     one that the second kernel makes. Kernels of the interpreter are launched early meanwhile.
     """
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        modules: ModuleType | tuple[ModuleType, ...],
-        *written: tuple[torch.Tensor, ...],
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, *written: tuple[torch.Tensor, ...]) -> None:
         self._written = [[(tensor, tensor.clone()) for tensor in group] for group in written]
         self.released = self.waits = 0
         # How many programs the first of two kernels has, each of which waits once.
         self.first_programs = 0
         monkeypatch.setattr(card, "launches_early", lambda device: True)
-        for module in (modules,) if isinstance(modules, ModuleType) else modules:
-            monkeypatch.setattr(module, "grid_before_is_done", self._wait)
-            monkeypatch.setattr(module, "grid_behind_may_start", self._release)
+        monkeypatch.setattr(module, "grid_before_is_done", self._wait)
+        monkeypatch.setattr(module, "grid_behind_may_start", self._release)
         for tensor, _ in (each for group in self._written for each in group):
             tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
 

@@ -24,10 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace_kernels import card
-from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
-from headrace_kernels.experts.mixture_kernels import expert_of_tile, most_tiles
+from headrace_kernels.experts.mixture_kernels import early_tile, most_tiles
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.block_numbers import (
@@ -102,15 +101,7 @@ def _block_tile_kernel(
     # Taken off the numbers that are multiplied.
     IS_RAISED: tl.constexpr = DTYPE == tl.bfloat16 and octet_ptr is None and table_ptr is None
     SHIFT: tl.constexpr = LAYOUT.offset + (128 if IS_RAISED else 0)
-    AHEAD: tl.constexpr = EARLY and not GATED
-    if EARLY:
-        if GATED:
-            # The sort may still run, and whatever is behind must not start before it has ended.
-            grid_before_is_done()
-        grid_behind_may_start()
-    expert, number = expert_of_tile(starts_ptr, tl.program_id(1), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
-    if AHEAD:
-        grid_before_is_done()
+    expert, number = early_tile(starts_ptr, tl.program_id(1), NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, GATED, EARLY)
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)

@@ -179,6 +179,25 @@ def expert_of_tile(
 
 
 @triton.jit
+def early_tile(
+    starts_ptr, tile,
+    NUM_EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    GATED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """What `expert_of_tile` gives, behind the waits of a kernel that may be launched early."""
+    AHEAD: tl.constexpr = EARLY and not GATED
+    if EARLY:
+        if GATED:
+            # The sort may still run, and whatever is behind must not start before it has ended.
+            grid_before_is_done()
+        grid_behind_may_start()
+    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
+    if AHEAD:
+        grid_before_is_done()
+    return expert, number
+
+
+@triton.jit
 def _tile_kernel(
     x_ptr, x_scale_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
@@ -200,15 +219,7 @@ def _tile_kernel(
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     tile = tl.program_id(1 if OUTPUTS_FIRST else 0)
-    AHEAD: tl.constexpr = EARLY and not GATED
-    if EARLY:
-        if GATED:
-            # The sort may still run, and whatever is behind must not start before it has ended.
-            grid_before_is_done()
-        grid_behind_may_start()
-    expert, number = expert_of_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, AHEAD)
-    if AHEAD:
-        grid_before_is_done()
+    expert, number = early_tile(starts_ptr, tile, NUM_EXPERTS, BLOCK_EXPERTS, BLOCK_M, GATED, EARLY)
     if expert >= NUM_EXPERTS:
         return
     end = tl.load(starts_ptr + expert + 1)
