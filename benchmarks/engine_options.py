@@ -96,7 +96,10 @@ def which_engine(parser: argparse.ArgumentParser) -> None:
         "--files",
         choices=FORMATS,
         default=FORMATS[0],
-        help="layers' numbers in files of dummy weights (in TMPDIR); fp8 as compressed-tensors has them",
+        help=(
+            "layers' numbers in files of dummy weights (in TMPDIR); fp8 as compressed-tensors has it, fp8_blocks as "
+            "quant_method fp8 in blocks"
+        ),
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:INDEX")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share the model, one GPU each")

@@ -4,9 +4,10 @@ So loading can be measured without a checkpoint.
 
 Owns their form. Values are Gaussian (standard deviation 0.02, norms 1), cut out of one block at
 another place for each tensor: fast to make, finite, and hardly ever zero. All in bf16, or the
-layers' matrices in e4m3 with a scale for each output, as compressed-tensors has them, with
-config.json saying so. Several files are written at a time: their memory has to be made. They lie in
-the page cache afterwards, as those of a server that was restarted do.
+layers' matrices in e4m3, with a scale for each output, as compressed-tensors has them, or for
+blocks of 128 by 128, as `quant_method` fp8 has them, with config.json saying so. Several files are
+written at a time: their memory has to be made. They lie in the page cache afterwards, as those of a
+server that was restarted do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ import numpy as np
 
 from headrace_model_folder import ModelFolder, expected_tensors
 
-FORMATS = ("bf16", "fp8")
+FORMATS = ("bf16", "fp8", "fp8_blocks")
+# Inputs and outputs of a block of FP8.
+_BLOCK_SIZE = 128
+# What routes to experts is plain in folders that people publish.
+_ROUTER = ".mlp.gate.weight"
 _SHARD_BYTES = 4 << 30
 _BLOCK_VALUES = 16 << 20
 _NUM_WRITERS = 16
@@ -58,8 +63,8 @@ def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> 
         seed: Seed of the values.
         layers: One of FORMATS.
     """
-    if layers == "fp8":
-        _say_fp8(folder / "config.json")
+    if layers != "bf16":
+        _say_fp8(folder / "config.json", in_blocks=layers == "fp8_blocks")
     config = ModelFolder.open(folder, require_weights=False).config
     tensors = list(_tensors(expected_tensors(config), seed, layers))
     shards = list(_shards(tensors))
@@ -71,32 +76,49 @@ def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> 
     return sum(tensor.num_bytes for tensor in tensors)
 
 
-def _say_fp8(path: pathlib.Path) -> None:
-    """Writes what llm-compressor writes for FP8_DYNAMIC."""
+def _say_fp8(path: pathlib.Path, in_blocks: bool) -> None:
+    """Writes what llm-compressor writes for FP8_DYNAMIC, or `quant_method` fp8 in blocks."""
+    config = json.loads(path.read_text())
+    if in_blocks:
+        routers = [f"model.layers.{layer}.mlp.gate" for layer in range(config["num_hidden_layers"])]
+        quantization: dict[str, Any] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [_BLOCK_SIZE, _BLOCK_SIZE],
+            "modules_to_not_convert": ["lm_head", *(routers if "num_experts" in config else [])],
+        }
+    else:
+        quantization = _fp8_of_outputs()
+    path.write_text(json.dumps(config | {"quantization_config": quantization}, indent=2))
+
+
+def _fp8_of_outputs() -> dict[str, Any]:
     numbers: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = numbers | {"strategy": "channel", "dynamic": False}
     tokens = numbers | {"strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": tokens}
-    quantization = {
+    return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
     }
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"quantization_config": quantization}, indent=2))
 
 
 def _tensors(shapes: Mapping[str, tuple[int, ...]], seed: int, layers: str) -> Iterator[_Tensor]:
     drawn = np.random.default_rng(seed).standard_normal(_BLOCK_VALUES, np.float32)
     plain, one = _bf16(drawn * np.float32(_DEVIATION)), _bf16(np.ones(_BLOCK_VALUES, np.float32))
-    numbers = _e4m3(drawn * np.float32(_FP8_DEVIATION)) if layers == "fp8" else b""
+    numbers = _e4m3(drawn * np.float32(_FP8_DEVIATION)) if layers != "bf16" else b""
     scale = _bf16(np.full(_BLOCK_VALUES, _DEVIATION / _FP8_DEVIATION, np.float32)) if numbers else b""
     for name, shape in shapes.items():
-        if numbers and len(shape) == 2 and ".layers." in name:
+        if numbers and len(shape) == 2 and ".layers." in name and not name.endswith(_ROUTER):
             yield _Tensor(name, "F8_E4M3", shape, numbers)
-            yield _Tensor(f"{name}_scale", "BF16", (shape[0], 1), scale, is_even=True)
+            if layers == "fp8_blocks":
+                blocks = -(-shape[0] // _BLOCK_SIZE), -(-shape[1] // _BLOCK_SIZE)
+                yield _Tensor(f"{name}_scale_inv", "BF16", blocks, scale, is_even=True)
+            else:
+                yield _Tensor(f"{name}_scale", "BF16", (shape[0], 1), scale, is_even=True)
         elif len(shape) == 1 and name.endswith("norm.weight"):
             yield _Tensor(name, "BF16", shape, one, is_even=True)
         else:

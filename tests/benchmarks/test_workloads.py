@@ -153,13 +153,14 @@ def test_dummy_weights_are_a_folder_that_loads(tmp_path: pathlib.Path, monkeypat
 
 # Folders of other tools in FP8 are in tests/models/test_quantized_folders.
 @pytest.mark.slow
-def test_dummy_layers_in_fp8_are_a_folder_that_loads(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("layers", "scheme"), [("fp8", "compressed-tensors fp8"), ("fp8_blocks", "fp8 fp8")])
+def test_dummy_layers_in_fp8_are_a_folder_that_loads(layers: str, scheme: str, tmp_path: pathlib.Path) -> None:
     folder = write_model_folder("demo", tmp_path)
-    num_bytes = weight_files.write_weights(folder, layers="fp8")
+    num_bytes = weight_files.write_weights(folder, layers=layers)
     opened = ModelFolder.open(folder)
     assert num_bytes == sum(record.num_bytes for record in opened.tensors.values())
     model = load_model(opened, opened.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
-    assert model.quantization is not None and model.quantization.scheme == "compressed-tensors fp8"
+    assert model.quantization is not None and model.quantization.scheme == scheme
     assert len(model.low_bit_weights) == 4 * model.num_layers
     for weight in model.low_bit_weights.values():
         numbers = dequantize(weight.quantized)
