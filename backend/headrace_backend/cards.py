@@ -15,6 +15,8 @@ from typing import NamedTuple
 _OLDEST = (8, 0)
 # From here on tensor cores multiply e4m3.
 _OLDEST_WITH_FP8 = (8, 9)
+# The only one whose library multiplies FP8 in blocks of 128 by 128.
+_WITH_FP8_IN_BLOCKS = (9, 0)
 # The cards that launch rules were chosen on, by parts of their names, and those that were measured
 # with them.
 _RULES_OF = "H200"
@@ -70,4 +72,6 @@ def in_words(card: Card) -> str:
     else:
         measured = "not measured on this card, nor compiled for its generation in tests"
     fp8 = "FP8 weights are multiplied as FP8" if has_fp8_products(card) else "FP8 weights are multiplied in 16 bits"
+    if has_fp8_products(card) and card.capability != _WITH_FP8_IN_BLOCKS:
+        fp8 += ", those in blocks in 16 bits"
     return f"{measured}; {fp8}"

@@ -1,4 +1,4 @@
-"""Tokens rounded to 8 bits, each with a scale of its own.
+"""Tokens rounded to 8 bits, each with a scale of its own, or one for each group of its inputs.
 
 Products of 8-bit activations multiply them.
 
@@ -7,6 +7,9 @@ as they store them, by `store_rounded`; which products take rounded tokens is `l
 
     scale = max|x| (1 / 448) (e4m3) or max|x| (1 / 127) (int8), number = x (1 / scale) to nearest,
     ties to even
+
+With groups, max|x| is that of a group. Scales of one group lie side by side, token behind token,
+with room for as many tokens as the numbers have, as cuBLAS takes them.
 
 A scheme may give all tokens one scale, found before (`static`): number = x (1 / scale), cut off at
 the type's range, -128 to 127 for int8. Only the kernel of its own rounds so.
@@ -35,6 +38,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
@@ -50,8 +54,9 @@ _LEAST_SCALE = 1e-12
 _LONGEST_ROW = 65_536
 # Numbers of a program that holds several tokens.
 _SHARED_PROGRAM = 2048
-# Tokens for which there is memory, in multiples: a product may take as many more as suit it.
-_ROOM_TOKENS = 128
+# Tokens for which there is memory, in multiples: a product may take as many more as suit it. In
+# groups the library takes all of them, since it knows no other room for scales.
+_ROOM_TOKENS, _ROOM_TOKENS_IN_GROUPS = 128, 64
 # Inputs up to which products of e4m3 are added up by sm_90's tensor cores alone, which keep 14 bits
 # of a sum; of more, fp32 takes over every 128 products. See `linear.cublas.fp8`.
 MOST_FAST_INPUTS = 4096
@@ -64,26 +69,36 @@ _INTEGERS = tl.constexpr(1.5 * 2**23)
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class RoundedTokens:
-    """Numbers times scales are what was rounded, nearly."""
+    """Numbers times scales are what was rounded, nearly: see `values`."""
 
     # [num_tokens, size] e4m3fn or int8, the latter from -127 to 127, of a static scale from -128 to
     # 127.
     numbers: Tensor
-    # [num_tokens, 1] fp32.
+    # [num_tokens, groups] fp32, those of a group side by side; one group: those of whole tokens.
     scales: Tensor
     # [num_tokens, size] what was rounded, in the model's type, where something reads that too.
     unrounded: Tensor | None = None
+    # Inputs of a group, the last of a token maybe fewer; 0: all of a token's.
+    group_size: int = 0
 
     @classmethod
     def empty(
-        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, unrounded: torch.dtype | None = None
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        unrounded: torch.dtype | None = None,
+        group_size: int = 0,
     ) -> RoundedTokens:
         """Room for [num_tokens, size] in one of `LARGEST`'s types, and in the model's if given."""
         num_tokens, size = shape
-        room = math.ceil(num_tokens / _ROOM_TOKENS) * _ROOM_TOKENS
+        multiple = _ROOM_TOKENS_IN_GROUPS if group_size else _ROOM_TOKENS
+        room = math.ceil(num_tokens / multiple) * multiple
+        groups = math.ceil(size / group_size) if group_size else 1
         numbers = torch.empty(room, size, dtype=dtype, device=device)[:num_tokens]
-        scales = torch.empty(room, 1, dtype=torch.float32, device=device)[:num_tokens]
-        return cls(numbers, scales, None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device))
+        scales = torch.empty(groups, room, dtype=torch.float32, device=device).t()[:num_tokens]
+        kept = None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device)
+        return cls(numbers, scales, kept, group_size)
 
     def __len__(self) -> int:
         """How many tokens there are, as of a tensor of them."""
@@ -97,10 +112,23 @@ class RoundedTokens:
         num_tokens = math.ceil(len(self) / multiple) * multiple
         parts = (self.numbers, self.scales)
         ends = (part.storage_offset() + num_tokens * part.stride(0) for part in parts)
-        rooms = (part.untyped_storage().nbytes() // part.itemsize for part in parts)
+        rooms = [part.untyped_storage().nbytes() // part.itemsize for part in parts]
+        rooms[1] //= self.scales.shape[1]
         if any(end > room for end, room in zip(ends, rooms, strict=True)):
-            return RoundedTokens(self.numbers, self.scales)
-        return RoundedTokens(*(part.as_strided((num_tokens, part.shape[1]), part.stride()) for part in parts))
+            return RoundedTokens(self.numbers, self.scales, group_size=self.group_size)
+        numbers, scales = (part.as_strided((num_tokens, part.shape[1]), part.stride()) for part in parts)
+        return RoundedTokens(numbers, scales, group_size=self.group_size)
+
+    def grouping(self, block: int) -> tuple[int, int, int]:
+        """`room`, GROUP and GROUPS of `store_rounded`; programs hold `block` numbers of a token."""
+        return self.scales.stride(1), min(self.group_size, block), self.scales.shape[1]
+
+    def values(self) -> Tensor:
+        """What the numbers stand for: [num_tokens, size] fp32."""
+        wide = self.numbers.float()
+        if not self.group_size:
+            return wide * self.scales
+        return wide * self.scales.repeat_interleave(self.group_size, 1)[:, : wide.shape[1]]
 
 
 # What a product multiplies: [num_tokens, size] in the model's type, or rounded.
@@ -120,8 +148,17 @@ def as_taken(x: Activations, number: torch.dtype | None) -> Activations:
     return x if isinstance(x, RoundedTokens) and x.numbers.dtype is number else unrounded(x)
 
 
-def round_tokens_reference(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:
+def round_tokens_reference(
+    x: Tensor, dtype: torch.dtype, static: float | None = None, group_size: int = 0
+) -> RoundedTokens:
     """Specification of `round_tokens`, in plain PyTorch."""
+    if group_size:
+        tokens = RoundedTokens.empty(x.shape, dtype, x.device, group_size=group_size)
+        padded = functional.pad(x, (0, -x.shape[1] % group_size))
+        groups = round_tokens_reference(padded.reshape(-1, group_size), dtype, static)
+        tokens.numbers.copy_(groups.numbers.view(padded.shape)[:, : x.shape[1]])
+        tokens.scales.copy_(groups.scales.view(tokens.scales.shape))
+        return tokens
     wide, largest = x.float(), LARGEST[dtype]
     if static is not None:
         # NaN and infinity are the scale's business here, too.
@@ -136,34 +173,54 @@ def round_tokens_reference(x: Tensor, dtype: torch.dtype, static: float | None =
 
 
 @triton.jit
-def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr, static=None):
-    """Stores whole rows, each a token, as numbers of 8 bits and a scale.
+def store_rounded(
+    wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr, static=None,
+    GROUP: tl.constexpr = 0, GROUPS: tl.constexpr = 1, room=0,
+):  # fmt: skip
+    """Stores whole rows, each a token, as numbers of 8 bits and scales.
 
     Args:
         wide: [rows, n] fp32, 0 outside the mask.
         out: Pointer to e4m3 or int8.
-        scales: Pointer to fp32, one for each token.
+        scales: Pointer to fp32, one for each token or group of a token.
         places: [rows, n] where the numbers go, counted in `out`.
         mask: [rows, n] which do.
         rows: [rows] which tokens they are.
         is_row: [rows] whether there is such a token; None: all are.
         DTYPE: The model's type, to which `wide` is rounded first.
         static: The scale of all tokens; None: each has its own.
+        GROUP: Numbers of a group, a power of two up to n; 0: all of a token's.
+        GROUPS: Groups of a token, the last maybe shorter.
+        room: Tokens for which a group has scales.
     """
     wide = wide.to(DTYPE).to(tl.float32)
+    ROWS: tl.constexpr = wide.shape[0]
+    BLOCK: tl.constexpr = wide.shape[1]
+    # As one group, all of a row.
+    SHARED: tl.constexpr = GROUP if GROUP > 0 else BLOCK
     IS_INT8: tl.constexpr = out.dtype.element_ty == tl.int8
     # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above
     # all.
     magnitudes = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    largest = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
+    grouped = tl.reshape(magnitudes, (ROWS, BLOCK // SHARED, SHARED)) if GROUP > 0 else magnitudes
+    largest = tl.max(grouped, axis=2 if GROUP > 0 else 1).to(tl.float32, bitcast=True)
     if static is None:
         scale = tl.maximum(largest * (_STEP_INT8 if IS_INT8 else _STEP_E4M3), _LEAST, propagate_nan=tl.PropagateNan.ALL)
     else:
         # Infinity times 0 is NaN.
         scale = largest * 0.0 + static
-    tl.store(scales + rows, scale, mask=is_row)
     # A division as IEEE says, or the bits differ from the reference's.
-    scaled = wide * tl.math.div_rn(scale * 0.0 + 1.0, scale)[:, None]
+    inverse = tl.math.div_rn(scale * 0.0 + 1.0, scale)
+    if GROUP > 0:
+        group = tl.arange(0, BLOCK // SHARED)[None, :]
+        is_group = group < GROUPS
+        if is_row is not None:
+            is_group = is_group & is_row[:, None]
+        tl.store(scales + group * room + rows[:, None], scale, mask=is_group)
+        scaled = tl.reshape(tl.reshape(wide, (ROWS, BLOCK // SHARED, SHARED)) * inverse[:, :, None], (ROWS, BLOCK))
+    else:
+        tl.store(scales + rows, scale, mask=is_row)
+        scaled = wide * inverse[:, None]
     if static is not None:
         # What a static scale does not reach is cut off.
         scaled = tl.minimum(tl.maximum(scaled, -128.0 if IS_INT8 else -448.0), 127.0 if IS_INT8 else 448.0)
@@ -181,8 +238,9 @@ def store_rounded(wide, out, scales, places, mask, rows, is_row, DTYPE: tl.const
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _round_kernel(
-    x, out, scales, static, num_rows,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x, out, scales, static, num_rows, room,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         grid_behind_may_start()
@@ -192,7 +250,8 @@ def _round_kernel(
     mask = (rows < num_rows)[:, None] & (offs < SIZE)
     places = rows[:, None] * SIZE + offs
     wide = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    store_rounded(wide, out, scales, places, mask, rows, rows < num_rows, x.dtype.element_ty, static)
+    is_row = rows < num_rows
+    store_rounded(wide, out, scales, places, mask, rows, is_row, x.dtype.element_ty, static, GROUP, GROUPS, room)
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
@@ -211,25 +270,26 @@ def takes_size(size: int) -> bool:
     return 1 < size <= _LONGEST_ROW
 
 
-def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None) -> RoundedTokens:
-    """Rounds each token to the nearest numbers of its own scale, or of one that is given.
+def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None, group_size: int = 0) -> RoundedTokens:
+    """Rounds each token to the nearest numbers of its own scale or scales, or of one that is given.
 
     Args:
         x: [num_tokens, size] bf16, fp16 or fp32.
         dtype: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that
             multiply it (sm_89 and later).
         static: The scale of all tokens, above 0; None: each has its own.
+        group_size: Inputs that share a scale, a power of two; 0: all of a token's.
 
     Returns:
         [num_tokens, size].
     """
     num_tokens, size = x.shape
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
-        return round_tokens_reference(x, dtype, static)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
+        return round_tokens_reference(x, dtype, static, group_size)
+    tokens = RoundedTokens.empty(x.shape, dtype, x.device, group_size=group_size)
     (rows, block, num_warps), early = launch_rule(size), card.launches_early(x.device)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
-        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, size, rows, block, early,
-        num_warps=num_warps, launch_pdl=early,
+        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, *tokens.grouping(block), size, rows, block,
+        early, num_warps=num_warps, launch_pdl=early,
     )  # fmt: skip
     return tokens

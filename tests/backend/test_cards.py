@@ -34,14 +34,19 @@ def test_cards_that_nobody_measured_say_so_and_whether_kernels_are_compiled_for_
     [
         (H200, "launch rules were chosen on this card; FP8 weights are multiplied as FP8"),
         (H100, "measured with the launch rules of H200; FP8 weights are multiplied as FP8"),
-        (L40S, "not measured on this card; kernels are compiled for it in tests; FP8 weights are multiplied as FP8"),
+        (
+            L40S,
+            "not measured on this card; kernels are compiled for it in tests; FP8 weights are multiplied as FP8, "
+            "those in blocks in 16 bits",
+        ),
         (
             A100,
             "not measured on this card; kernels are compiled for it in tests; FP8 weights are multiplied in 16 bits",
         ),
         (
             B200,
-            "not measured on this card, nor compiled for its generation in tests; FP8 weights are multiplied as FP8",
+            "not measured on this card, nor compiled for its generation in tests; FP8 weights are multiplied as FP8, "
+            "those in blocks in 16 bits",
         ),
     ],
 )

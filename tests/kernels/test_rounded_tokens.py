@@ -112,6 +112,29 @@ def test_the_kernel_equals_its_reference(rows: int, size: int, number: torch.dty
     assert_as_reference(found, round_tokens_reference(x, number), device)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_groups_of_a_token_are_rounded_as_tokens_are(dtype: torch.dtype) -> None:
+    x = Numbers("cpu", dtype).randn(5, 300) * torch.logspace(-3, 2, 300, dtype=dtype)
+    tokens = round_tokens_reference(x, E4M3, group_size=128)
+    assert tokens.scales.shape == (5, 3) and tokens.scales.stride(0) == 1
+    for first in (0, 128, 256):
+        part = round_tokens_reference(x[:, first : first + 128], E4M3)
+        assert same(RoundedTokens(tokens.numbers[:, first : first + 128], tokens.scales[:, first // 128, None]), part)
+    torch.testing.assert_close(tokens.values(), x.float(), rtol=2**-4, atol=float(tokens.scales.max()) * 2**-9)
+
+
+@numbers_of_8_bits
+@devices
+@pytest.mark.parametrize("rows, size", [(4, 333), (9, 64), (3, 512), (2, 2100)])
+def test_the_kernel_equals_its_reference_in_groups(rows: int, size: int, number: torch.dtype, device: str) -> None:
+    skip_unless_multiplied(number, device)
+    x = Numbers(device, torch.bfloat16).randn(rows, size) * torch.logspace(-3, 2, size, device=device).bfloat16()
+    with kernels_on(device), poisoned_memory(device):
+        found = round_tokens(x, number, group_size=128)
+    assert found.scales.shape == (rows, -(-size // 128))
+    assert_as_reference(found, round_tokens_reference(x, number, group_size=128), device)
+
+
 @numbers_of_8_bits
 @devices
 @pytest.mark.parametrize("rows, size", [(4, 333), (9, 64)])
@@ -190,6 +213,9 @@ def test_tokens_are_filled_up_with_what_lies_behind_them(num_tokens: int, filled
     more = tokens.filled_up(128)
     assert more.numbers.shape == (filled, 48) and more.scales.shape == (filled, 1)
     assert same(RoundedTokens(more.numbers[:num_tokens], more.scales[:num_tokens]), tokens)
+    in_groups = RoundedTokens.empty((num_tokens, 48), E4M3, torch.device("cpu"), group_size=16).filled_up(64)
+    room = -(-num_tokens // 64) * 64
+    assert in_groups.scales.shape == (room, 3) and in_groups.scales.stride() == (1, room)
     # A piece in the middle has the rest of the tokens behind it.
     piece = RoundedTokens(tokens.numbers[num_tokens // 2 :], tokens.scales[num_tokens // 2 :])
     assert len(piece.filled_up(8)) == -(-len(piece) // 8) * 8

@@ -23,9 +23,10 @@ from headrace_kernels.weight_formats.input_rounding import InputRounding, rounde
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
 
 # Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some
-# tens and many rows in other ways, a CPU does not.
+# tens and many rows in other ways, a CPU does not; of FP8 in blocks each 64 rows up to 256 may have
+# a tile of their own (`linear.cublas.tiles`).
 _ROW_COUNTS = (1, 8, 32)
-_CARD_ROW_COUNTS = (*_ROW_COUNTS, 64, 96, 300)
+_CARD_ROW_COUNTS = (*_ROW_COUNTS, 64, 96, 192, 256, 300)
 # Relative error of a product, sums in fp32 and the result rounded to its type; on the demo model's
 # weights it is an eighth of that at most.
 _PRODUCT_LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}

@@ -153,8 +153,8 @@ def mixture_reference(
 def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows rounded as `round_rows` does, and back in their type."""
     assert isinstance(weights.weight, QuantizedWeight), "FP8"
-    groups = round_tokens_reference(x.reshape(-1, weights.weight.group_size), torch.float8_e4m3fn)
-    return (groups.numbers.float() * groups.scales).to(x.dtype).view(x.shape)
+    group_size = weights.weight.group_size if weights.weight.is_grouped else 0
+    return round_tokens_reference(x, torch.float8_e4m3fn, group_size=group_size).values().to(x.dtype)
 
 
 def mixture(

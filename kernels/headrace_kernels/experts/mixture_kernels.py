@@ -43,6 +43,7 @@ from headrace_kernels.weight_formats.columns import four_columns
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+from headrace_kernels.weight_formats.scale_places import scale_places
 
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
@@ -72,8 +73,7 @@ class PairTile(NamedTuple):
 @triton.jit
 def byte_scales(scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
     """Scales of 8-bit numbers of some outputs in one group of inputs, fp32."""
-    SCALE_ROWS: tl.constexpr = (NUM_ROWS + LAYOUT.scale_outputs - 1) // LAYOUT.scale_outputs
-    return tl.load(scale_ptr + group * SCALE_ROWS + rows // LAYOUT.scale_outputs).to(tl.float32)
+    return tl.load(scale_ptr + scale_places(rows, group, NUM_ROWS, LAYOUT)).to(tl.float32)
 
 
 @triton.jit
@@ -200,6 +200,7 @@ def early_tile(
 @triton.jit
 def _tile_kernel(
     x_ptr, x_scale_ptr, word_ptr, scale_ptr, zero_ptr, bias_ptr, order_ptr, starts_ptr, weights_ptr, out_ptr,
+    x_room,
     N: tl.constexpr, LAYOUT: tl.constexpr, NUM_EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, GATING: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WORDS: tl.constexpr, GATED: tl.constexpr,
@@ -210,10 +211,9 @@ def _tile_kernel(
     GATED: x has a row for each token, and the gated elements of the pair at place m are row m of
     the results. Otherwise x has a row for each place, and the product times the pair's weight is
     the row of the pair. x_scale_ptr: scales of the rows of x, which is e4m3, one of a row or of
-    each group of its inputs, as the weights have them; None: there are none.
+    each group of its inputs, as the weights have them; None: there are none. A group has x_room.
     """
     K: tl.constexpr = LAYOUT.num_inputs
-    GROUPS: tl.constexpr = (K + LAYOUT.group - 1) // LAYOUT.group
     WORDS: tl.constexpr = LAYOUT.num_words
     PARTS: tl.constexpr = 4 if LAYOUT.kind == "int4" else 1
     BLOCKS: tl.constexpr = LAYOUT.plane // BLOCK_WORDS
@@ -263,7 +263,7 @@ def _tile_kernel(
             group = tl.minimum(piece, K - 1) // LAYOUT.group
             x_scales = None
             if x_scale_ptr is not None and LAYOUT.is_grouped:
-                x_scales = tl.load(x_scale_ptr + x_row * GROUPS + group)[None, :]
+                x_scales = tl.load(x_scale_ptr + group * x_room + x_row)[None, :]
             w = _tile_numbers(words, constants, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
             total = _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
             if GATED:
@@ -361,15 +361,10 @@ def rounds_rows(weights: ExpertWeights) -> bool:
 
 
 def round_rows(x: Tensor, weights: ExpertWeights) -> RoundedTokens:
-    """Rounds rows [num_rows, num_inputs] for weights that `rounds_rows`.
-
-    Returns:
-        e4m3 of the same shape, and scales [num_rows * groups, 1].
-    """
+    """Rounds rows [num_rows, num_inputs] to e4m3, for weights that `rounds_rows`."""
     weight = weights.weight
     assert isinstance(weight, QuantizedWeight), "FP8"
-    groups = round_tokens(x.view(-1, weight.group_size), torch.float8_e4m3fn)
-    return RoundedTokens(groups.numbers.view(x.shape), groups.scales)
+    return round_tokens(x, torch.float8_e4m3fn, group_size=weight.group_size if weight.is_grouped else 0)
 
 
 def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:
@@ -411,14 +406,14 @@ def multiply_tiles(
 
     Without gating it is behind the gated one, which has waited for what sorted the pairs.
     """
-    rows, scales = (x.numbers, x.scales) if isinstance(x, RoundedTokens) else (x, None)
+    rows, scales, room = (x.numbers, x.scales, x.scales.stride(1)) if isinstance(x, RoundedTokens) else (x, None, 0)
     assert INTERPRETED or rows.dtype != torch.float32, "tensor cores would cut fp32 to tf32"
     layout, num_experts = weights.layout(), weights.num_experts
     words_at_a_time = max(16, block_words(tile.block_words, layout))
     num_tiles = most_tiles(len(pairs.order), num_experts, tile.block_m)
     grid, early = (num_tiles, triton.cdiv(out.shape[1], tile.block_n)), card.launches_early(out.device)
     _tile_kernel[grid[::-1] if tile.outputs_first else grid](
-        rows, scales, *weights.bits(), weights.bias, *pairs, choice.weights, out,
+        rows, scales, *weights.bits(), weights.bias, *pairs, choice.weights, out, room,
         N=out.shape[1], LAYOUT=layout, NUM_EXPERTS=num_experts, PER_TOKEN=choice.experts.shape[1],
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_N=tile.block_n, BLOCK_M=tile.block_m,
         BLOCK_WORDS=words_at_a_time, GATED=gating is not None, GATING=gating or SILU, OUTPUTS_FIRST=tile.outputs_first,

@@ -32,6 +32,7 @@ from headrace_kernels.linear.small_batch import _dot, _stages
 from headrace_kernels.weight_formats.conversions import dequantized_bytes, dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+from headrace_kernels.weight_formats.scale_places import scale_places
 
 
 class GemmTile(NamedTuple):
@@ -50,17 +51,18 @@ class GemmTile(NamedTuple):
 
 @triton.jit
 def _dequantized_group(
-    words, scale_ptr, zero_ptr, group, n, N,
-    PART: tl.constexpr, KIND: tl.constexpr, SCALE_OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, PLAIN: tl.constexpr,
-):  # fmt: skip
+    words, scale_ptr, zero_ptr, group, n, N, PART: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr
+):
     """Dequantizes words [outputs, inputs of one group] of outputs n, rounded once to DTYPE."""
+    KIND: tl.constexpr = LAYOUT.kind
+    PLAIN: tl.constexpr = LAYOUT.is_plain
     places = (group * N + n)[:, None]
     if KIND == "int4":
         numbers = dequantized_nibbles(
             words, tl.load(zero_ptr + places), tl.load(scale_ptr + places), PART, DTYPE, PLAIN
         )
     else:
-        scales = tl.load(scale_ptr + (group * ((N + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS) + n // SCALE_OUTPUTS)[:, None])
+        scales = tl.load(scale_ptr + scale_places(n, group, N, LAYOUT)[:, None])
         if zero_ptr is not None:
             numbers = dequantized_bytes(words, tl.load(zero_ptr + places), scales, KIND, DTYPE, PLAIN, True)
         else:
@@ -110,19 +112,8 @@ def _gemm_kernel(
             k = piece + inner + j[:, None]
             x = tl.load(x_rows + k, mask=k < K, other=0.0)
             if GROUPED:
-                w = _dequantized_group(
-                    words,
-                    scale_ptr,
-                    zero_ptr,
-                    tl.minimum(piece, K - 1) // GROUP,
-                    n_read,
-                    N,
-                    i,
-                    KIND,
-                    LAYOUT.scale_outputs,
-                    DTYPE,
-                    PLAIN,
-                )
+                group = tl.minimum(piece, K - 1) // GROUP
+                w = _dequantized_group(words, scale_ptr, zero_ptr, group, n_read, N, i, LAYOUT, DTYPE)
             else:
                 w = numbers_of(words, i, KIND, DTYPE, PLAIN)
             total = _dot(w, x, total, PLAIN)
@@ -171,19 +162,8 @@ def _dequantize_kernel(
     for i in tl.static_range(PARTS):
         piece = (tl.program_id(0) * PARTS + i) * PLANE
         if GROUPED:
-            numbers = _dequantized_group(
-                words,
-                scale_ptr,
-                zero_ptr,
-                tl.minimum(piece, K - 1) // GROUP,
-                n,
-                N,
-                i,
-                KIND,
-                LAYOUT.scale_outputs,
-                DTYPE,
-                PLAIN,
-            )
+            group = tl.minimum(piece, K - 1) // GROUP
+            numbers = _dequantized_group(words, scale_ptr, zero_ptr, group, n, N, i, LAYOUT, DTYPE)
         else:
             numbers = numbers_of(words, i, KIND, DTYPE, PLAIN).to(tl.float32) * tl.load(scale_ptr + n)[:, None]
         k = piece + j

@@ -42,6 +42,7 @@ from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import wide_bytes
 from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+from headrace_kernels.weight_formats.scale_places import scale_places
 
 
 class GemvTile(NamedTuple):
@@ -71,8 +72,7 @@ def _byte_sums(
         group = (tl.minimum(chunk * 16, LAYOUT.num_inputs - 1) // LAYOUT.group)[:, None]
         if zero_ptr is not None:
             sums -= tl.load(zero_ptr + group * N_SCALES + n).to(tl.float32) * tl.sum(x, 1)[:, None]
-        stride = (N_SCALES + LAYOUT.scale_outputs - 1) // LAYOUT.scale_outputs
-        sums *= tl.load(scale_ptr + group * stride + n // LAYOUT.scale_outputs).to(tl.float32)
+        sums *= tl.load(scale_ptr + scale_places(n, group, N_SCALES, LAYOUT)).to(tl.float32)
     return sums
 
 

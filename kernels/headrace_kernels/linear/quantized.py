@@ -156,7 +156,8 @@ def _ordered_linear(
     """`linear` of inputs that are in the weight's order already."""
     path = path_rule(x.shape[0], weight)
     if path is Path.SCALED:
-        tokens = round_tokens(x, _number(weight), None if weight.inputs is None else weight.inputs.scale)
+        rounding = _scaled_rounding(weight)
+        tokens = round_tokens(x, rounding.number, rounding.scale, rounding.group_size)
         product = rounded_linear(tokens, weight, bias).to(out_dtype or x.dtype)
         return product if out is None else out.copy_(product)
     if path is Path.DEQUANTIZED:
@@ -202,6 +203,13 @@ def _number(weight: QuantizedWeight) -> torch.dtype:
     return torch.int8 if weight.kind is QuantKind.INT8 else torch.float8_e4m3fn
 
 
+def _scaled_rounding(weight: QuantizedWeight) -> InputRounding:
+    """How tokens are rounded for products in 8 bits with this weight."""
+    if weight.kind is QuantKind.FP8:
+        return gemm_fp8.rounding(weight)
+    return weight.inputs or InputRounding(_number(weight))
+
+
 def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
     """The 8-bit dtype to which `linear` rounds `num_rows` tokens first; None: it rounds none.
 
@@ -215,9 +223,10 @@ def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
     """
     # Inputs are put in order before they are rounded, and what makes tokens knows scales of their
     # own alone.
-    is_static = weight.inputs is not None and weight.inputs.scale is not None
-    is_scaled = weight.order is None and not is_static and path_rule(num_rows, weight) is Path.SCALED
-    return _number(weight) if is_scaled else None
+    if weight.order is not None or path_rule(num_rows, weight) is not Path.SCALED:
+        return None
+    rounding = _scaled_rounding(weight)
+    return rounding.number if rounding.is_per_token and rounding.scale is None else None
 
 
 def input_rounding(num_rows: int, weight: QuantizedWeight) -> InputRounding | None:
@@ -229,7 +238,7 @@ def input_rounding(num_rows: int, weight: QuantizedWeight) -> InputRounding | No
     """
     path = path_rule(num_rows, weight)
     if path is Path.SCALED:
-        return weight.inputs or InputRounding(_number(weight))
+        return _scaled_rounding(weight)
     return weight.inputs if path is Path.BLOCKS else None
 
 

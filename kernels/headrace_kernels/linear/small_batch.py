@@ -36,6 +36,7 @@ from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.conversions import numbers_of
 from headrace_kernels.weight_formats.kernel_layout import bits_of, layout_of
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
+from headrace_kernels.weight_formats.scale_places import scale_places
 
 # Rows of `_small_batch_kernel`.
 MAX_SMALL_BATCH_ROWS = 16
@@ -90,7 +91,6 @@ def _small_batch_kernel(
     KIND: tl.constexpr = LAYOUT.kind
     OFFSET: tl.constexpr = LAYOUT.offset
     GROUPED: tl.constexpr = LAYOUT.is_grouped
-    SCALE_OUTPUTS: tl.constexpr = LAYOUT.scale_outputs
     PLAIN: tl.constexpr = LAYOUT.is_plain
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 4 if KIND == "int4" else 1
@@ -106,9 +106,8 @@ def _small_batch_kernel(
     up_total = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
     squares = tl.zeros([SLICES, BLOCK_WORDS, ROWS], tl.float32)
     ones = tl.full([SLICES, BLOCK_N, BLOCK_WORDS], 1.0, tl.float32 if PLAIN else DTYPE)
-    # Zero points of one group, where outputs of gate and up follow each other; and its scales.
-    zero_stride = N * (2 if GATED else 1)
-    scale_stride = (zero_stride + SCALE_OUTPUTS - 1) // SCALE_OUTPUTS
+    # Outputs of the weight, in which those of gate and up follow each other.
+    num_rows = N * (2 if GATED else 1)
     BLOCKS: tl.constexpr = PLANE // BLOCK_WORDS
     for step in tl.range(0, (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS, SLICES):
         word = (step + s) * BLOCK_WORDS + j[None, None, :]  # [SLICES, 1, BLOCK_WORDS]
@@ -129,21 +128,20 @@ def _small_batch_kernel(
             if GROUPED:
                 zero = tl.zeros([SLICES, BLOCK_N, ROWS], tl.float32)
                 group = tl.minimum(piece, K - 1) // GROUP
-                places = group * zero_stride + n_read
-                scale_places = group * scale_stride + n_read // SCALE_OUTPUTS
+                places = group * num_rows + n_read
                 if zero_ptr is not None:
                     inputs = _dot(ones, x, zero, PLAIN)
                     shift = tl.load(zero_ptr + places).to(tl.float32) + OFFSET
                     part = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, zero, PLAIN) - shift * inputs
                 else:
                     part = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, zero, PLAIN)
-                total += part * tl.load(scale_ptr + scale_places).to(tl.float32)
+                total += part * tl.load(scale_ptr + scale_places(n_read, group, num_rows, LAYOUT)).to(tl.float32)
                 if GATED:
                     part_up = _dot(numbers_of(words_up, i, KIND, DTYPE, PLAIN), x, zero, PLAIN)
                     if zero_ptr is not None:
                         shift_up = tl.load(zero_ptr + places + N).to(tl.float32) + OFFSET
                         part_up = part_up - shift_up * inputs
-                    up_places = group * scale_stride + (n_read + N) // SCALE_OUTPUTS
+                    up_places = scale_places(n_read + N, group, num_rows, LAYOUT)
                     up_total += part_up * tl.load(scale_ptr + up_places).to(tl.float32)
             else:
                 total = _dot(numbers_of(words, i, KIND, DTYPE, PLAIN), x, total, PLAIN)

@@ -8,6 +8,7 @@ mxfp4                 4-bit numbers under powers of two; its device function is 
 stored_rows           values that other tools quantized, put into the layout of `quantized_weight`
 input_rounding        inputs of a product rounded to 8 bits and back, as a weight's scheme says
 kernel_layout         a `quantized_weight` as kernels take it
+scale_places          device function: where scales of 8-bit numbers are
 conversions           device functions: packed words become bf16 or fp16
 dequantized_buffer    one buffer per GPU for weights that are dequantized for a product
 """

@@ -11,7 +11,8 @@ INT8  packed [N, K] int8, scales [N] fp32: w = s q, q from -128 to 127.
       zeros none or [K / group, N] int8: w = s (q - z).
 FP8   packed [N, K] e4m3fn, scales [N] fp32: w = s q. The layout that `torch._scaled_mm` takes.
       In blocks (`is_grouped`): scales [ceil(K / group), ceil(N / scale_outputs)] fp32, one for
-      `group` inputs and `scale_outputs` outputs.
+      `group` inputs and `scale_outputs` outputs. Those of the same outputs are side by side, with
+      room for a multiple of four, as cuBLAS takes them.
 INT4  packed [N, words] int16, scales [K / group, N] in the activations' type, zeros [K / group, N]
 uint8: w = s (q - z), q and z from 0 to 15. A tile of 4 P inputs is P words: bits 4 i to 4 i + 3 of
       word j hold input i P + j of the tile. So the four nibbles of a word feed four products of P
@@ -41,6 +42,8 @@ GROUP_SIZES = (32, 64, 128)
 # Inputs and at most outputs of a block of FP8.
 BLOCK_SIZE = 128
 _NIBBLES = 4
+# Blocks of FP8 along the inputs for which there is room, in multiples.
+BLOCKS_ROOM = 4
 # Numbers that one block of rows takes in fp32 while it is rounded or dequantized: 16 MB.
 _BLOCK_NUMBERS = 1 << 22
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -179,11 +182,13 @@ def _empty(
         tile = _NIBBLES * plane_inputs(num_inputs, group_size)
         words, numbers = math.ceil(num_inputs / tile) * tile // _NIBBLES, torch.int16
     shape: tuple[int, ...] = (math.ceil(num_inputs / group_size), num_outputs)
-    scale_dtype, zeros = dtype, None
+    scale_dtype, zeros, scales = dtype, None, None
     if kind is QuantKind.INT4 or arrangement.has_zeros:
         zeros = torch.empty(shape, dtype=torch.uint8 if kind is QuantKind.INT4 else torch.int8, device=device)
     elif arrangement.scale_outputs:
-        shape, scale_dtype = (shape[0], math.ceil(num_outputs / arrangement.scale_outputs)), torch.float32
+        room = math.ceil(shape[0] / BLOCKS_ROOM) * BLOCKS_ROOM
+        rows = torch.empty(math.ceil(num_outputs / arrangement.scale_outputs), room, dtype=torch.float32, device=device)
+        scales = rows.t()[: shape[0]]
     elif group_size == num_inputs:
         shape, scale_dtype = (num_outputs,), torch.float32
     return QuantizedWeight(
@@ -192,7 +197,7 @@ def _empty(
         num_inputs,
         group_size,
         torch.empty(num_outputs, words, dtype=numbers, device=device),
-        torch.empty(shape, dtype=scale_dtype, device=device),
+        torch.empty(shape, dtype=scale_dtype, device=device) if scales is None else scales,
         zeros,
         dtype,
         scale_outputs=arrangement.scale_outputs or 1,

@@ -192,7 +192,9 @@ def test_operations_equal_their_references(name: str, rows: int, device: str) ->
             quantized_linear.norm_swiglu_reference(x, norm, EPS, weight, bias),
         ),
     ]
-    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    # Tokens that are rounded to e4m3 are off by some 4%.
+    is_rounded = quantized_linear.input_rounding(rows, weight) is not None
+    tolerance = 1e-5 if dtype == torch.float32 else 6e-2 if is_rounded else 3e-2
     for ours, reference in pairs:
         assert float((ours - reference).double().norm() / reference.double().norm()) < tolerance
 

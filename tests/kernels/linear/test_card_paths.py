@@ -2,7 +2,7 @@
 
 FP8 is stored everywhere, and multiplied as such where the tensor cores take it: on an A100 (sm_80)
 it is turned into the model's type, on an L40S (sm_89) a library multiplies it from some rows on, on
-an H100 and an H200 (sm_90) our own kernel from fewer.
+an H100 and an H200 (sm_90) from fewer, and there alone in blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from headrace_kernels import card
-from headrace_kernels.linear import quantized
-from headrace_kernels.linear.quantized import Path, path_rule, rounds_to
+from headrace_kernels.linear import gemm_fp8, quantized
+from headrace_kernels.linear.quantized import Path, input_rounding, path_rule, rounds_to
 from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import PLAIN, Arrangement, QuantizedWeight, QuantKind, allocate
 
@@ -39,6 +39,7 @@ def arch(request: pytest.FixtureRequest) -> Iterator[int]:
             mock.patch.object(card, name, lambda _, least=least: found >= least) for name, least in ABILITIES.items()
         ]
         patches.append(mock.patch.object(card, "multiprocessors", lambda _: 132))
+        patches.append(mock.patch.object(gemm_fp8, "has_block_products", lambda: True))
         for patch in patches:
             patch.start()
         yield found
@@ -67,10 +68,30 @@ def test_fp8_is_multiplied_as_such_where_the_card_can(arch: int) -> None:
     ]
 
 
-def test_blocks_of_fp8_and_output_layers_are_never_multiplied_as_fp8(arch: int) -> None:
-    in_blocks = made(QuantKind.FP8, 128, Arrangement(scale_outputs=128))
-    head = made(QuantKind.FP8, arrangement=Arrangement(keeps_activations=True))
-    for weight in (in_blocks, head):
+def test_blocks_of_fp8_are_multiplied_as_such_on_sm_90(arch: int) -> None:
+    groups = InputRounding(torch.float8_e4m3fn, 128)
+    for inputs in (None, groups):
+        weight = made(QuantKind.FP8, 128, Arrangement(scale_outputs=128, inputs=inputs))
+        is_scaled = [path is Path.SCALED for path in paths(weight)]
+        assert is_scaled == ([False, False, *[True] * 5] if arch == 90 else [False] * 7)
+        assert [input_rounding(rows, weight) for rows in ROWS] == [groups if each else None for each in is_scaled]
+        # What makes tokens knows one scale for each.
+        assert {rounds_to(rows, weight) for rows in ROWS} == {None}
+    assert path_rule(17, weight) is (Path.SCALED if arch == 90 else Path.GEMM)
+
+
+def test_other_weights_in_fp8_keep_their_tokens(arch: int) -> None:
+    others = [
+        # Narrow blocks, as ranks may cut them, and other groups of inputs than the blocks'.
+        made(QuantKind.FP8, 128, Arrangement(scale_outputs=64)),
+        made(QuantKind.FP8, 128, Arrangement(scale_outputs=128, inputs=InputRounding(torch.float8_e4m3fn))),
+        # Schemes that say so, and output layers.
+        made(QuantKind.FP8, 128, Arrangement(scale_outputs=128, keeps_activations=True)),
+        made(QuantKind.FP8, arrangement=Arrangement(keeps_activations=True)),
+        # A last block that is cut off.
+        allocate(QuantKind.FP8, 4096, 4160, 128, torch.bfloat16, torch.device("cpu"), Arrangement(scale_outputs=128)),
+    ]
+    for weight in others:
         assert Path.SCALED not in paths(weight)
 
 

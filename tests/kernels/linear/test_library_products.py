@@ -5,17 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.kernel_case import poisoned_memory
+from torch.nn import functional
 
 from headrace_kernels import card
 from headrace_kernels.linear.cublas.bindings import LibraryProduct, ProductShape, TileName, cublas_lt
-from headrace_kernels.linear.cublas.fp8 import library_product
+from headrace_kernels.linear.cublas.fp8 import block_product, library_product
 from headrace_kernels.linear.cublas.plain import tiled_linear
 from headrace_kernels.linear.cublas.tiled import tiled_product
 from headrace_kernels.linear.cublas.tiles import tile_rule
 from headrace_kernels.linear.dense import linear
 from headrace_kernels.linear.gemm_fp8 import can_scale, scaled_linear
-from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
-from headrace_kernels.weight_formats.quantized_weight import QuantKind, allocate, quantize_rows
+from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens, round_tokens_reference
+from headrace_kernels.weight_formats.quantized_weight import (
+    Arrangement,
+    QuantKind,
+    allocate,
+    dequantize,
+    quantize_rows,
+)
 
 E4M3 = torch.float8_e4m3fn
 
@@ -52,6 +59,65 @@ def test_rows_fill_the_tiles_of_the_library(rows: int, is_sm_90: bool, monkeypat
     expected = (tokens.numbers.float() @ numbers.float().t()) * tokens.scales * scales + bias.float()
     assert found.is_contiguous() and torch.allclose(found.float(), expected, rtol=2**-8, atol=2**-8)
     assert given == [-(-rows // 128) * 128 if is_sm_90 and 64 < rows <= 5120 else rows]
+
+
+def groups_of(num_tokens: int, size: int) -> RoundedTokens:
+    return round_tokens_reference(torch.randn(num_tokens, size), E4M3, group_size=128)
+
+
+@pytest.mark.parametrize("rows", [1, 128, 130, 5121])
+def test_rows_of_products_in_blocks_fill_the_tiles_of_the_library(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def scaled_mm(
+        left: torch.Tensor, right: torch.Tensor, scale_a: torch.Tensor, recipe_a: object, scale_b: torch.Tensor,
+        recipe_b: object, swizzle_a: object, swizzle_b: object, bias: torch.Tensor, output_dtype: torch.dtype,
+    ) -> torch.Tensor:  # fmt: skip
+        # The library knows no other layouts of scales.
+        assert scale_a.stride() == (1, len(left)) and scale_b.shape == (4, 2) and scale_b.stride() == (1, 4)
+        given.append(len(left))
+        tokens = left.float() * scale_a.repeat_interleave(128, 1)
+        of_outputs = scale_b.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        weight = right.float() * of_outputs[: right.shape[0], : right.shape[1]]
+        return (tokens @ weight + bias.float()).to(output_dtype)
+
+    monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
+    arrangement = Arrangement(scale_outputs=128)
+    weight = allocate(QuantKind.FP8, 192, 384, 128, torch.bfloat16, torch.device("cpu"), arrangement)
+    weight.packed.copy_(torch.randn(192, 384))
+    weight.scales.uniform_(0.5, 1.5)
+    bias, tokens = torch.randn(192, dtype=torch.bfloat16), groups_of(rows, 384)
+    # All tokens, a piece of them, and some that nothing lies behind.
+    first = rows // 3
+    piece = RoundedTokens(tokens.numbers[first:], tokens.scales[first:], None, 128)
+    alone = RoundedTokens(tokens.numbers.clone(), tokens.scales.clone(), None, 128)
+    for each in (tokens, piece, alone):
+        found = block_product(each, weight.packed, weight.scales, bias)
+        expected = each.values() @ dequantize(weight, torch.empty(192, 384)).t() + bias.float()
+        assert torch.allclose(found.float(), expected, rtol=2**-8, atol=2**-7)
+        assert given.pop() == -(-len(each) // 64) * 64
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 64, 128, 130, 1000])
+def test_a_card_multiplies_blocks_of_fp8(rows: int) -> None:
+    if not card.has_warpgroup_instructions(torch.device("cuda")):
+        pytest.skip("the library has products in blocks on sm_90")
+    # Blocks along the inputs that are and are no multiple of four, and a last block of few outputs.
+    for outputs, inputs in ((4096, 4096), (576, 2688), (16, 128), (6144, 768)):
+        arrangement = Arrangement(scale_outputs=128)
+        weight = allocate(QuantKind.FP8, outputs, inputs, 128, torch.bfloat16, torch.device("cuda"), arrangement)
+        assert can_scale(weight)
+        weight.packed.copy_(torch.randn(outputs, inputs, device="cuda"))
+        weight.scales.uniform_(0.5, 1.5)
+        bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16) * 50
+        with poisoned_memory("cuda"):
+            x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+            tokens = round_tokens(x * torch.logspace(-1, 1, inputs, device="cuda").bfloat16(), E4M3, group_size=128)
+            found = [scaled_linear(tokens, weight, each) for each in (None, bias)]
+        wide = tokens.values().double() @ dequantize(weight, torch.empty(outputs, inputs, device="cuda")).double().t()
+        for each, expected in zip(found, (wide, wide + bias.double()), strict=True):
+            assert float((each.double() - expected).norm() / expected.norm()) < 3e-3
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_backend.quantization import product_check
 from headrace_kernels import card
 from headrace_kernels.linear import gemm_fp8
 from headrace_kernels.linear import quantized as quantized_linear
@@ -153,3 +154,41 @@ def test_the_library_has_all_that_it_is_asked_and_its_structures_have_their_size
     if library is None:
         pytest.skip("this PyTorch comes without CUDA")
     assert all(hasattr(library, name) for name in bindings._SIGNATURES)
+
+
+@given(st.integers(1, 512), st.integers(1, 400), st.integers(1, 200), st.sampled_from([H200, 114, 78]))
+def test_a_tile_in_blocks_is_one_wave_of_rows_that_start_up_compares(
+    rows: int, outputs: int, inputs: int, multiprocessors: int
+) -> None:
+    """In a second wave the library's results are wrong, though it says that it can multiply so."""
+    filled = -(-rows // fp8._WHOLE_ROWS) * fp8._WHOLE_ROWS
+    shape = ProductShape(filled, 128 * outputs, 128 * inputs, E4M3, False, in_blocks=True)
+    name = tile_rule(shape, multiprocessors)
+    if name is None:
+        return
+    (chosen,) = (tile for tile in tiles._BLOCK_TILES if (tile.tile, tile.option) == (name.tile, name.option))
+    assert name.cluster == tiles._ALONE and filled % chosen.tokens == 0
+    assert filled // chosen.tokens * -(-shape.num_outputs // chosen.outputs) <= multiprocessors
+    assert filled in {-(-count // 64) * 64 for count in product_check._CARD_ROW_COUNTS}
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "tile"),
+    [
+        # QKV, output and down of Qwen3-8B.
+        (64, 6144, 4096, (64, 64)),
+        (128, 6144, 4096, (128, 64)),
+        (256, 6144, 4096, None),
+        (128, 4096, 4096, (64, 64)),
+        (256, 4096, 12_288, (128, 64)),
+        (320, 4096, 12_288, None),
+        # Gate and up.
+        (64, 24_576, 4096, None),
+    ],
+)
+def test_a_product_in_blocks_has_the_tile_that_was_measured_to_be_fast(
+    rows: int, outputs: int, inputs: int, tile: tuple[int, int] | None
+) -> None:
+    found = tile_rule(ProductShape(rows, outputs, inputs, E4M3, False, in_blocks=True), H200)
+    expected = next((each for each in tiles._BLOCK_TILES if (each.outputs, each.tokens) == tile), None)
+    assert found == (None if expected is None else TileName(expected.tile, expected.option, tiles._ALONE))

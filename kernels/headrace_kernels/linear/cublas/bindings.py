@@ -31,8 +31,9 @@ _DESC_A_SCALE_MODE, _DESC_B_SCALE_MODE = 31, 32
 _EPILOGUE_BIAS = 4
 # An address for what a launch sets: the library names no algorithm where one is missing.
 _SOME_ADDRESS = 4096
-# A scale for each row of A, and for each column of B.
-_SCALE_OUTER_VEC_32F = 3
+# cublasLtMatmulMatrixScale_t: scales for each row of A, or column of B; for 128 inputs of each; for
+# 128 inputs of 128.
+_SCALE_OUTER_VEC_32F, _SCALE_VEC128_32F, _SCALE_BLK128X128_32F = 3, 4, 5
 # cublasLtMatmulAlgoConfigAttributes_t.
 _CONFIG_TILE_ID, _CONFIG_SPLITK_NUM, _CONFIG_REDUCTION_SCHEME = 1, 2, 3
 _CONFIG_CUSTOM_OPTION, _CONFIG_CLUSTER_SHAPE_ID = 5, 8
@@ -75,20 +76,23 @@ class ProductShape(NamedTuple):
     num_tokens: int
     num_outputs: int
     num_inputs: int
-    # Of both sides: bf16, or e4m3 with a scale for each token and each output.
+    # Of both sides: bf16, or e4m3 with scales.
     number: torch.dtype
     has_bias: bool
     # Whether products of e4m3 are added up by the tensor cores alone, which keep 14 bits of a sum.
     # Otherwise fp32 takes over their sums of 128 inputs.
     has_fast_sums: bool = False
+    # e4m3: whether tokens have a scale for each 128 inputs, and weights one for 128 inputs of 128
+    # outputs. Otherwise tokens and outputs have one each.
+    in_blocks: bool = False
 
 
 class Scales(NamedTuple):
-    """What e4m3 numbers are multiplied by, in fp32."""
+    """What e4m3 numbers are multiplied by, in fp32, both contiguous."""
 
-    # [num_tokens, 1].
+    # [num_tokens, 1], or in blocks [groups, num_tokens].
     of_tokens: Tensor
-    # [num_outputs].
+    # [num_outputs], or in blocks [blocks of outputs, groups up to a multiple of 4].
     of_outputs: Tensor
 
 
@@ -144,9 +148,9 @@ class CublasLt:
 class LibraryProduct:
     """A product of one shape, cut as it was asked to: X W^T and the outputs' bias, in bf16.
 
-    Of e4m3 it has a scale for each token and each output, and sums are those of `torch._scaled_mm`,
-    with or without fast accumulation. The library has columns one after another, so that W is its
-    left side, and outputs are the rows of what it returns.
+    Of e4m3 sums are those of `torch._scaled_mm`, with or without fast accumulation. The library has
+    columns one after another, so that W is its left side, and outputs are the rows of what it
+    returns.
     """
 
     def __init__(self, library: CublasLt, shape: ProductShape) -> None:
@@ -157,14 +161,17 @@ class LibraryProduct:
         self._algorithm: _Algorithm | None = None
         self._workspace_bytes = 0
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-        num_tokens, num_outputs, num_inputs, number, has_bias, has_fast_sums = shape
+        num_tokens, num_outputs, num_inputs, number, has_bias, has_fast_sums, in_blocks = shape
         self._description = _POINTER()
         library.call("cublasLtMatmulDescCreate", ctypes.byref(self._description), _COMPUTE_32F, _REAL_32F)
         self._set(_DESC_TRANSA, ctypes.c_int32(_OP_T))
         self._set(_DESC_TRANSB, ctypes.c_int32(_OP_N))
         if number == torch.float8_e4m3fn:
-            self._set(_DESC_A_SCALE_MODE, ctypes.c_int32(_SCALE_OUTER_VEC_32F))
-            self._set(_DESC_B_SCALE_MODE, ctypes.c_int32(_SCALE_OUTER_VEC_32F))
+            of_outputs, of_tokens = _SCALE_OUTER_VEC_32F, _SCALE_OUTER_VEC_32F
+            if in_blocks:
+                of_outputs, of_tokens = _SCALE_BLK128X128_32F, _SCALE_VEC128_32F
+            self._set(_DESC_A_SCALE_MODE, ctypes.c_int32(of_outputs))
+            self._set(_DESC_B_SCALE_MODE, ctypes.c_int32(of_tokens))
             self._set_pointers(_DESC_A_SCALE_POINTER, _DESC_B_SCALE_POINTER)
             self._set(_DESC_FAST_ACCUM, ctypes.c_int8(has_fast_sums))
         if has_bias:

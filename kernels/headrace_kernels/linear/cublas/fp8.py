@@ -3,6 +3,9 @@
 Owns how many rows the library is given, whether it is given the tile (`cublas.tiles`) or takes its
 own by way of `torch._scaled_mm`, and how products are added up. Both ways return the same bits.
 
+Weights in blocks of 128 by 128 take tokens rounded in groups of 128 inputs. The library multiplies
+the sums of each 128 inputs by both scales, and adds them up in fp32.
+
 Tensor cores keep 14 bits of a sum. Where fp32 takes over every 128 products, a card that is at its
 power limit, as it is with 128 rows and more, needs 2 to 14% more time. So on sm_90 sums of up to
 4,096 inputs are the tensor cores' alone. What that cuts off, relative to outputs, beside what
@@ -17,14 +20,19 @@ rounding to e4m3 costs them (docs/experiments.md, "sums of FP8 by the tensor cor
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import ScalingType, SwizzleType
 
 from headrace_kernels import card
-from headrace_kernels.linear.cublas.bindings import ProductShape, Scales
+from headrace_kernels.linear.cublas.bindings import ProductShape, Scales, loaded_library
 from headrace_kernels.linear.cublas.tiled import tiled_product
 from headrace_kernels.linear.cublas.tiles import OWN_FP8_ROWS
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, RoundedTokens
+from headrace_kernels.weight_formats.quantized_weight import BLOCKS_ROOM
 
 # Rows up to which the library is given the tile. Steps of 640 to 700 tokens took no less time with
 # it, and with 2,048 and 8,192 rows the card's power limit decides.
@@ -37,6 +45,56 @@ _WHOLE_ROWS = 64
 # filling up takes as long or longer, and fewer than these were not measured (docs/experiments.md,
 # "rows that fill the library's tiles").
 _FILLED_ROWS = range(65, 5121)
+
+
+def has_block_products() -> bool:
+    """Whether the library of this PyTorch knows scales of blocks."""
+    return loaded_library() is not None
+
+
+def block_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """X W^T + b of tokens in groups of 128 inputs and weights in blocks of 128 by 128.
+
+    Args:
+        tokens: [num_tokens, K] in e4m3, on sm_90.
+        numbers: [N, K] e4m3.
+        scales: [K / 128, ceil(N / 128)] fp32, as `quantized_weight` lays them out.
+        bias: [N] bf16.
+
+    Returns:
+        [num_tokens, N] bf16.
+    """
+    filled = tokens.filled_up(_WHOLE_ROWS)
+    if len(filled) % _WHOLE_ROWS or filled.scales.stride(1) != len(filled):
+        # Some of more tokens: the library knows no room between groups.
+        whole = RoundedTokens.empty(tokens.numbers.shape, tokens.numbers.dtype, numbers.device, None, tokens.group_size)
+        whole.numbers.copy_(tokens.numbers)
+        whole.scales.copy_(tokens.scales)
+        filled = whole.filled_up(_WHOLE_ROWS)
+    # With the room that they have, which the library counts.
+    room = math.ceil(len(scales) / BLOCKS_ROOM) * BLOCKS_ROOM
+    scales = scales.as_strided((room, scales.shape[1]), scales.stride())
+    if len(filled) <= _MOST_TILED_ROWS and numbers.is_contiguous():
+        outputs, inputs = numbers.shape
+        shape = ProductShape(len(filled), outputs, inputs, numbers.dtype, bias is not None, in_blocks=True)
+        tiled = tiled_product(numbers.device, shape)
+        if tiled is not None:
+            out = torch.empty(len(filled), len(numbers), dtype=torch.bfloat16, device=numbers.device)
+            tiled.launch(filled.numbers, numbers, bias, out, Scales(filled.scales.t(), scales.t()))
+            return out[: len(tokens)]
+    product: Tensor = functional.scaled_mm(
+        filled.numbers,
+        numbers.t(),
+        filled.scales,
+        ScalingType.BlockWise1x128,
+        scales,
+        ScalingType.BlockWise128x128,
+        SwizzleType.NO_SWIZZLE,
+        SwizzleType.NO_SWIZZLE,
+        bias,
+        torch.bfloat16,
+    )
+    return product[: len(tokens)]
 
 
 def library_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
