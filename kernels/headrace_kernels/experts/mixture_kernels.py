@@ -128,18 +128,26 @@ def _split_constants(constants):
 
 
 @triton.jit
-def _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr):
-    """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales.
+def _group_scales(
+    scale_ptr, x_scale_ptr, rows, x_row, x_room, group,
+    NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Scales of 8-bit numbers and of x in one group, fp32: of rows and [1, BLOCK_M]."""
+    scales = byte_scales(scale_ptr, rows, group, NUM_ROWS, LAYOUT)
+    if x_scale_ptr is not None:
+        x_scales = tl.load(x_scale_ptr + group * x_room + x_row)
+    else:
+        x_scales = tl.full([BLOCK_M], 1.0, tl.float32)
+    return scales, x_scales[None, :]
 
-    x_scales: those of x in this group; None: there are none, or they hold for all groups.
-    """
+
+@triton.jit
+def _dot(w, x, scales, total, LAYOUT: tl.constexpr):
+    """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales."""
     PLAIN: tl.constexpr = LAYOUT.is_plain
-    if LAYOUT.is_grouped and LAYOUT.kind != "int4":
-        scales = byte_scales(scale_ptr, rows, group, NUM_ROWS, LAYOUT)
-        if x_scales is not None:
-            scales = scales * x_scales
+    if scales is not None:
         sums = tl.dot(w, x.to(tl.float32)) if PLAIN else tl.dot(w, x)
-        return total + sums * scales
+        return total + sums * (scales[0] * scales[1])
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
     if x.dtype == tl.float8e4nv and LAYOUT.num_inputs > _MOST_FAST_INPUTS:
@@ -238,37 +246,52 @@ def _tile_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     STEPS: tl.constexpr = (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS
+    GROUPED: tl.constexpr = LAYOUT.is_grouped and PARTS == 1
+    # Loads that the compiler can't copy ahead of their step (see `columns`), or doesn't, since no
+    # product takes what they bring.
     if PARTS == 4:
-        # Loads that the compiler can't copy ahead of their step (see `columns`).
         ahead = _step_constants(scale_ptr, zero_ptr, rows, 0, NUM_ROWS, LAYOUT, BLOCKS)
         if GATED:
             up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, 0, NUM_ROWS, LAYOUT, BLOCKS)
+    elif GROUPED:
+        scale_rows = rows
+        if LAYOUT.scale_outputs % BLOCK_N == 0 and N % BLOCK_N == 0:
+            # The outputs of a program are of one block.
+            scale_rows = expert.to(tl.int64) * (HALVES * N) + tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
+        ahead = _group_scales(scale_ptr, x_scale_ptr, scale_rows, x_row, x_room, 0, NUM_ROWS, LAYOUT, BLOCK_M)
+        if GATED:
+            up_ahead = byte_scales(scale_ptr, scale_rows + N, 0, NUM_ROWS, LAYOUT)
     for step in tl.range(0, STEPS):
         word = step * BLOCK_WORDS + j[None, :]
         words = _load(word_ptr + rows * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
         if GATED:
             up_words = _load(word_ptr + (rows + N) * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
-        constants, up_constants = None, None
+        constants, up_constants, scales, up_scales = None, None, None, None
+        following = tl.minimum(step + 1, STEPS - 1)
         if PARTS == 4:
-            following = tl.minimum(step + 1, STEPS - 1)
             constants = _split_constants(ahead)
             ahead = _step_constants(scale_ptr, zero_ptr, rows, following, NUM_ROWS, LAYOUT, BLOCKS)
             if GATED:
                 up_constants = _split_constants(up_ahead)
                 up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, following, NUM_ROWS, LAYOUT, BLOCKS)
+        elif GROUPED:
+            scales, next_group = ahead, following // BLOCKS * LAYOUT.plane // LAYOUT.group
+            ahead = _group_scales(
+                scale_ptr, x_scale_ptr, scale_rows, x_row, x_room, next_group, NUM_ROWS, LAYOUT, BLOCK_M
+            )
+            if GATED:
+                up_scales = up_ahead, scales[1]
+                up_ahead = byte_scales(scale_ptr, scale_rows + N, next_group, NUM_ROWS, LAYOUT)
         for part in tl.static_range(PARTS):
             piece = (step // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
             x = _load(x_rows + k, k < K, PARTS == 1 and K == WORDS and K % BLOCK_WORDS == 0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
-            x_scales = None
-            if x_scale_ptr is not None and LAYOUT.is_grouped:
-                x_scales = tl.load(x_scale_ptr + group * x_room + x_row)[None, :]
             w = _tile_numbers(words, constants, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
-            total = _dot(w, x, x_scales, total, scale_ptr, rows, group, NUM_ROWS, LAYOUT)
+            total = _dot(w, x, scales, total, LAYOUT)
             if GATED:
                 w_up = _tile_numbers(up_words, up_constants, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
-                up_total = _dot(w_up, x, x_scales, up_total, scale_ptr, rows + N, group, NUM_ROWS, LAYOUT)
+                up_total = _dot(w_up, x, up_scales, up_total, LAYOUT)
     if scale_ptr is not None:
         if not LAYOUT.is_grouped:
             total *= tl.load(scale_ptr + rows)

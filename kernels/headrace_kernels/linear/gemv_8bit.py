@@ -58,36 +58,54 @@ class GemvTile(NamedTuple):
 
 
 @triton.jit
-def _byte_sums(
-    words, x, chunk, N_SCALES, scale_ptr, zero_ptr, n,
-    LAYOUT: tl.constexpr, NATIVE_FP8: tl.constexpr,
-):  # fmt: skip
+def _byte_sums(words, x, scales, zeros, zero_ptr, LAYOUT: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """What words [threads, outputs, 16] of 8 bits add to the sums [threads, outputs].
 
-    The outputs are n [1, outputs].
+    scales, zeros: Of `_chunk_constants`.
     """
     KIND: tl.constexpr = LAYOUT.kind
     sums = tl.sum(wide_bytes(words, KIND, NATIVE_FP8, LAYOUT.is_plain) * x[:, None, :], 2)
     if LAYOUT.is_grouped:
-        group = (tl.minimum(chunk * 16, LAYOUT.num_inputs - 1) // LAYOUT.group)[:, None]
         if zero_ptr is not None:
-            sums -= tl.load(zero_ptr + group * N_SCALES + n).to(tl.float32) * tl.sum(x, 1)[:, None]
-        sums *= tl.load(scale_ptr + scale_places(n, group, N_SCALES, LAYOUT)).to(tl.float32)
+            sums -= zeros.to(tl.float32) * tl.sum(x, 1)[:, None]
+        sums *= scales.to(tl.float32)
     return sums
 
 
 @triton.jit
-def _chunk_words(places, up_words, chunk, WORDS: tl.constexpr, GATED: tl.constexpr):
-    """16 bytes of chunk [threads] of each output, and of the ups to those gates.
+def _chunk_constants(scale_ptr, zero_ptr, chunk, n, N_SCALES, LAYOUT: tl.constexpr):
+    """Scales and zero points [threads, outputs] of chunks [threads] of outputs n [1, outputs].
+
+    Of weights without groups, or zero points, what is returned in their place means nothing.
+    """
+    scales = chunk[:, None]
+    zeros = scales
+    if LAYOUT.is_grouped:
+        group = (tl.minimum(chunk * 16, LAYOUT.num_inputs - 1) // LAYOUT.group)[:, None]
+        scales = tl.load(scale_ptr + scale_places(n, group, N_SCALES, LAYOUT))
+        if zero_ptr is not None:
+            zeros = tl.load(zero_ptr + group * N_SCALES + n)
+    return scales, zeros
+
+
+@triton.jit
+def _chunk(places, up_words, scale_ptr, zero_ptr, chunk, n, N: tl.constexpr, LAYOUT: tl.constexpr, GATED: tl.constexpr):
+    """16 bytes of chunk [threads] of each output, and of the ups to those gates, with constants.
 
     Both are [threads, outputs, 16]; without GATED they are the same.
     """
+    WORDS: tl.constexpr = LAYOUT.num_words
+    N_SCALES: tl.constexpr = 2 * N if GATED else N
     word = chunk[:, None, None] * 16 + tl.arange(0, 16)[None, None, :]
     words = tl.load(places + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
     words_up = words
     if GATED:
         words_up = tl.load(places + up_words + word, mask=word < WORDS, other=0, eviction_policy="evict_first")
-    return words, words_up
+    scales, zeros = _chunk_constants(scale_ptr, zero_ptr, chunk, n, N_SCALES, LAYOUT)
+    scales_up, zeros_up = scales, zeros
+    if GATED:
+        scales_up, zeros_up = _chunk_constants(scale_ptr, zero_ptr, chunk, N + n, N_SCALES, LAYOUT)
+    return words, scales, zeros, words_up, scales_up, zeros_up
 
 
 @triton.jit
@@ -123,7 +141,8 @@ def _gemv_8bit_kernel(
             scale_up = tl.load(scale_ptr + N + n_read)
     loaded = ()
     for load in tl.static_range(AHEAD):
-        loaded = loaded + (_chunk_words(word_places, up_words, load * THREADS + thread, WORDS, GATED),)
+        chunk = load * THREADS + thread
+        loaded = loaded + (_chunk(word_places, up_words, scale_ptr, zero_ptr, chunk, n, N, LAYOUT, GATED),)
     if EARLY:
         grid_behind_may_start()
         grid_before_is_done()
@@ -135,10 +154,9 @@ def _gemv_8bit_kernel(
     totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
     up_totals = tl.zeros([THREADS, BLOCK_N], tl.float32)
     squares = tl.zeros([THREADS], tl.float32)
-    n_scales = N * (2 if GATED else 1)
     for load in tl.static_range(LOADS):
         chunk = load * THREADS + thread
-        words, words_up = loaded[load]
+        words, scales, zeros, words_up, scales_up, zeros_up = loaded[load]
         # Two loads of 16 bytes a thread.
         k = chunk[:, None, None] * 16 + tl.arange(0, 2)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
         x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
@@ -146,11 +164,12 @@ def _gemv_8bit_kernel(
             squares += tl.sum(tl.sum(x * x, 2), 1)
             x = x * tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         x = tl.reshape(x, (THREADS, 16))
-        totals += _byte_sums(words, x, chunk, n_scales, scale_ptr, zero_ptr, n, LAYOUT, NATIVE_FP8)  # fmt: skip
+        totals += _byte_sums(words, x, scales, zeros, zero_ptr, LAYOUT, NATIVE_FP8)
         if GATED:
-            up_totals += _byte_sums(words_up, x, chunk, n_scales, scale_ptr, zero_ptr, N + n, LAYOUT, NATIVE_FP8)
+            up_totals += _byte_sums(words_up, x, scales_up, zeros_up, zero_ptr, LAYOUT, NATIVE_FP8)
         if load + AHEAD < LOADS:
-            loaded = loaded + (_chunk_words(word_places, up_words, chunk + AHEAD * THREADS, WORDS, GATED),)
+            chunk += AHEAD * THREADS
+            loaded = loaded + (_chunk(word_places, up_words, scale_ptr, zero_ptr, chunk, n, N, LAYOUT, GATED),)
             if LOADS_FIRST:
                 tl.debug_barrier()
     y, up = tl.sum(totals, 0) * scale, tl.sum(up_totals, 0) * scale_up
