@@ -78,21 +78,19 @@ def write_weights(folder: pathlib.Path, seed: int = 0, layers: str = "bf16") -> 
 
 def _say_fp8(path: pathlib.Path, in_blocks: bool) -> None:
     """Writes what llm-compressor writes for FP8_DYNAMIC, or `quant_method` fp8 in blocks."""
-    config = json.loads(path.read_text())
-    if in_blocks:
-        routers = [f"model.layers.{layer}.mlp.gate" for layer in range(config["num_hidden_layers"])]
-        quantization: dict[str, Any] = {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [_BLOCK_SIZE, _BLOCK_SIZE],
-            "modules_to_not_convert": ["lm_head", *(routers if "num_experts" in config else [])],
-        }
-    else:
+    quantization: dict[str, Any] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [_BLOCK_SIZE, _BLOCK_SIZE],
+    }
+    if not in_blocks:
         quantization = _fp8_of_outputs()
+    config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"quantization_config": quantization}, indent=2))
 
 
 def _fp8_of_outputs() -> dict[str, Any]:
+    """FP8_DYNAMIC: a scale for each output, and tokens rounded as they come."""
     numbers: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
     weights = numbers | {"strategy": "channel", "dynamic": False}
     tokens = numbers | {"strategy": "token", "dynamic": True}

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import weight_files
-from benchmarks.shapes import SHAPES, shape_of, write_model_folder
+from benchmarks.shapes import SHAPES, Shape, shape_of, write_model_folder
 from benchmarks.synthetic_tokenizer import FIRST_WORD, NUM_SPECIAL, as_words
 from benchmarks.workloads import LONG_PROMPT_TOKENS, WORKLOADS, Trace, build, fitted
 from tests.support.model_builds import load_model
 from tokenizers import Tokenizer
 
-from headrace_kernels.weight_formats.quantized_weight import dequantize
+from headrace_kernels.weight_formats.quantized_weight import QuantKind, dequantize
 from headrace_model_folder import ModelFolder
 
 # Of the traces that the rival engines were measured with: they must never change.
@@ -165,6 +165,23 @@ def test_dummy_layers_in_fp8_are_a_folder_that_loads(layers: str, scheme: str, t
     for weight in model.low_bit_weights.values():
         numbers = dequantize(weight.quantized)
         assert 0.015 < numbers.std() < 0.025 and numbers.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["fp8", "fp8_blocks"])
+def test_dummy_experts_in_fp8_are_a_folder_that_loads(
+    layers: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (256, 2, 4, 2, 64, 128, 1024, 2048, 1e6)
+    shape = Shape("Qwen3MoeForCausalLM", *sizes, num_experts=4, experts_per_token=2)
+    monkeypatch.setitem(SHAPES, "small", shape)  # type: ignore[arg-type]  # A dictionary, said to be read only.
+    folder = write_model_folder("small", tmp_path)
+    weight_files.write_weights(folder, layers=layers)
+    opened = ModelFolder.open(folder)
+    model = load_model(opened, opened.config, torch.float32, torch.device("cpu"), "folder", 0, lambda *_: None)
+    # Of each layer attention's two and the experts' two, but not the router.
+    assert len(model.low_bit_weights) == 4 * model.num_layers
+    assert all(weight.quantized.kind is QuantKind.FP8 for weight in model.low_bit_weights.values())
 
 
 def test_numbers_are_rounded_to_e4m3_as_torch_does() -> None:
