@@ -219,7 +219,8 @@ def _tile_kernel(
     GATED: x has a row for each token, and the gated elements of the pair at place m are row m of
     the results. Otherwise x has a row for each place, and the product times the pair's weight is
     the row of the pair. x_scale_ptr: scales of the rows of x, which is e4m3, one of a row or of
-    each group of its inputs, as the weights have them; None: there are none. A group has x_room.
+    each group of its inputs, as the weights have them; None: there are none. x_room: rows between
+    the scales of two groups.
     """
     K: tl.constexpr = LAYOUT.num_inputs
     WORDS: tl.constexpr = LAYOUT.num_words

@@ -1,7 +1,7 @@
 """Products of FP8 weights and tokens rounded to e4m3 by cuBLAS.
 
 Owns how many rows the library is given, whether it is given the tile (`cublas.tiles`) or takes its
-own by way of `torch._scaled_mm`, and how products are added up. Both ways return the same bits.
+own by way of PyTorch, and how products are added up. Both ways return the same bits.
 
 Weights in blocks of 128 by 128 take tokens rounded in groups of 128 inputs. The library multiplies
 the sums of each 128 inputs by both scales, and adds them up in fp32.

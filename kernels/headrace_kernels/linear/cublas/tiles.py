@@ -62,7 +62,7 @@ _FP8_TILES = (
 # In blocks the library's check takes these for any sizes, and in more than one wave results are
 # wrong: tiles are left out. Rows up to which start-up compares each product.
 _BLOCK_TILES = (_Tile(64, 64, 15, 0), _Tile(128, 64, 18, 0))
-MOST_BLOCK_ROWS = 256
+_MOST_BLOCK_ROWS = 256
 _WHOLE_FP8_TILE, _ONE_WAVE_FP8_TILE = _FP8_TILES[1], _FP8_TILES[-1]
 _BF16_TILES_OF_FEW_OUTPUTS = (_Tile(64, 64, 15, 1), _Tile(64, 96, 26, 1), _Tile(128, 64, 18, 0), _Tile(96, 128, 28, 4))
 _BF16_TILE_OF_MANY_OUTPUTS = _Tile(112, 128, 165, 4)
@@ -94,7 +94,7 @@ def _fp8_tile(shape: ProductShape, multiprocessors: int) -> _Tile | None:
 def _suits(tile: _Tile, shape: ProductShape, multiprocessors: int) -> bool:
     """Whether a tile of FP8 is as fast as it is reckoned to be."""
     if shape.in_blocks:
-        return shape.num_tokens <= MOST_BLOCK_ROWS and _waves(tile, shape, multiprocessors) <= 1
+        return shape.num_tokens <= _MOST_BLOCK_ROWS and _waves(tile, shape, multiprocessors) <= 1
     if tile is _WHOLE_FP8_TILE:
         return shape.num_tokens % tile.tokens == 0
     return tile is not _ONE_WAVE_FP8_TILE or _waves(tile, shape, multiprocessors) <= 1
