@@ -25,17 +25,31 @@ class Ceilings:
     name: str
     # Bytes read and written per second.
     copy_bytes_s: float
-    # Multiplications and additions per second, by the rows of the product.
+    # Multiplications and additions per second of the plain types, by the rows of the product.
     gemm_flop_s: dict[int, float]
+    # The same of FP8 by FP8; empty on devices without such products.
+    fp8_gemm_flop_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
     @property
     def best_flop_s(self) -> float:
-        """The highest matrix rate."""
+        """The highest matrix rate of the plain types."""
         return max(self.gemm_flop_s.values())
+
+    @property
+    def best_8_bit_flop_s(self) -> float:
+        """The highest matrix rate where both sides have 8 bits.
+
+        That of the plain types where no such product was measured.
+        """
+        return max(self.fp8_gemm_flop_s.values(), default=self.best_flop_s)
 
     def summary(self) -> dict[str, Any]:
         """The ceilings in words for results: TB/s and TFLOP/s."""
-        rates = {f"gemm_m{rows}_tflop_s": round(rate / 1e12, 4) for rows, rate in self.gemm_flop_s.items()}
+        rates = {
+            f"{name}_m{rows}_tflop_s": round(rate / 1e12, 4)
+            for name, by_rows in (("gemm", self.gemm_flop_s), ("fp8_gemm", self.fp8_gemm_flop_s))
+            for rows, rate in by_rows.items()
+        }
         return {"copy_tb_s": round(self.copy_bytes_s / 1e12, 4), **rates}
 
 
@@ -54,5 +68,7 @@ def measured(device: str = "auto", threads: int = 0) -> Ceilings:
     if done.returncode:
         raise RuntimeError(f"the ceilings could not be measured: {done.stderr.strip()[-500:]}")
     values = json.loads(done.stdout.splitlines()[-1])
-    rates = {int(rows): rate for rows, rate in values["gemm_flop_s"].items()}
-    return Ceilings(values["device"], values["name"] or figures.cpu_name(), values["copy_bytes_s"], rates)
+    plain, fp8 = (
+        {int(rows): rate for rows, rate in values[name].items()} for name in ("gemm_flop_s", "fp8_gemm_flop_s")
+    )
+    return Ceilings(values["device"], values["name"] or figures.cpu_name(), values["copy_bytes_s"], plain, fp8)

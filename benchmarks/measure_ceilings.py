@@ -1,4 +1,4 @@
-"""Copy bandwidth and matrix rate of one device, as a line of JSON.
+"""Copy bandwidth and matrix rates of one device, as a line of JSON.
 
 On a GPU the copy is an elementwise kernel inside a CUDA graph (a memcpy node is slower than the
 memory), on a CPU it is a copy between arrays that no cache holds. Matrices are Gaussian: a product
@@ -52,6 +52,27 @@ def gemm_flop_s(device: torch.device, rows: int) -> float:
     return 2 * rows * columns * depth / statistics.median(seconds)
 
 
+def fp8_gemm_flop_s(device: torch.device, rows: int) -> float:
+    """Rate of the same product of e4m3 by e4m3, one scale for each side, at the card's own sums."""
+    columns, depth, _ = GPU_GEMM
+    weight = torch.randn(columns, depth, device=device).to(torch.float8_e4m3fn)
+    entry = torch.randn(rows, depth, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones((), device=device)
+    product = torch.empty(rows, columns, device=device, dtype=torch.bfloat16)
+
+    def launch() -> object:
+        return torch._scaled_mm(
+            entry, weight.t(), scale, scale, out_dtype=product.dtype, use_fast_accum=True, out=product
+        )
+
+    return 2 * rows * columns * depth / statistics.median(graph_seconds([launch] * 20))
+
+
+def has_fp8_products(device: torch.device) -> bool:
+    """Whether a device multiplies e4m3 by e4m3: CUDA cards from sm_89 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,6 +90,7 @@ def main() -> None:
         "name": torch.cuda.get_device_name(device) if on_gpu else "",
         "copy_bytes_s": copy_bytes_s(device),
         "gemm_flop_s": {rows: gemm_flop_s(device, rows) for rows in all_rows},
+        "fp8_gemm_flop_s": {rows: fp8_gemm_flop_s(device, rows) for rows in all_rows if has_fp8_products(device)},
     }
     print(json.dumps(values))
 

@@ -84,10 +84,16 @@ def floor_of(workload: Workload, plan: Plan, ceilings: Ceilings, model: engine_p
         # What a rank has of it, and the others as much.
         kv_bytes_per_token=model.kv_bytes_per_token * plan.engine.tp,
         ranks=ranks,
+        rounds_inputs=_rounds_inputs(model.quantization.activations),
     )
     perfect = PerfectEngine(time_of_step, plan.engine.max_num_seqs, plan.engine.max_num_batched_tokens)
     requests = perfect.serve(workload)
     return summary([request for index, request in enumerate(requests) if index not in workload.apart], 0.0)
+
+
+def _rounds_inputs(activations: str) -> bool:
+    """Whether most of the layers' products multiply 8 bits by 8 bits, however few the tokens."""
+    return activations.startswith(("fp8", "int8"))
 
 
 def record(

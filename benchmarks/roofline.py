@@ -7,9 +7,10 @@ whichever takes longer; so does the output layer for sampled tokens; then the KV
 that decode is read, of layers with windows no more than those, the states of rows that sample are
 read and written, and the prompt tokens' attention is computed. Recurrences of prompts, launches,
 sampling, norms and the host cost nothing. Ranks that share a model have an even part of all of it,
-and what they tell each other costs nothing. The matrix rate is that of the plain types, also where
-weights are in FP8. (A small model's weights may lie in caches that beat the copy bandwidth; then
-the floor is none.)
+and what they tell each other costs nothing. The layers' matrix rate is that of FP8 where their
+products round what they multiply to 8 bits; otherwise, and of output layer and attention, that of
+the plain types. (A small model's weights may lie in caches that beat the copy bandwidth; then the
+floor is none.)
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class StepTime:
     kv_bytes_per_token: int = 0
     # GPUs that share the model.
     ranks: int = 1
+    # Whether the layers' products round what they multiply to 8 bits.
+    rounds_inputs: bool = False
 
     def seconds(self, tokens: int, samples: int, decode_context: int, prefill_pairs: float) -> float:
         """Seconds of one step.
@@ -59,7 +62,8 @@ class StepTime:
         # Of a folder with experts in MXFP4 the bits are theirs alone.
         other_weight = width if shape.mxfp4 else weight
         read = shape.layer_parameters * other_weight + shape.read_experts(tokens) * weight
-        layers = max(read / bandwidth, 2 * shape.multiplied_parameters * tokens / rate)
+        layer_rate = self.ceilings.best_8_bit_flop_s if self.rounds_inputs else rate
+        layers = max(read / bandwidth, 2 * shape.multiplied_parameters * tokens / layer_rate)
         head = max(shape.head_parameters * head_weight / bandwidth, 2 * shape.head_parameters * samples / rate)
         cache = shape.seen(decode_context, samples) * (self.kv_bytes_per_token or shape.kv_elements * width) / bandwidth
         pairs = shape.seen(prefill_pairs, tokens)

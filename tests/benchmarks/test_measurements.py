@@ -35,6 +35,26 @@ def test_the_floor_of_a_mixture_reads_what_its_tokens_hit(tmp_path: pathlib.Path
     assert floor.seconds(256, 1, 0, 0.0) == pytest.approx((every + head) / 4.3e12, rel=1e-3)
 
 
+def test_layers_that_round_their_inputs_have_the_rate_of_8_bits_and_all_else_that_of_the_plain_types() -> None:
+    table = Ceilings("cuda", "both rates", 4.3e12, {2048: 7.9e14}, {256: 1.1e15, 8192: 1.4e15})
+    assert table.summary() == {
+        "copy_tb_s": 4.3,
+        "gemm_m2048_tflop_s": 790.0,
+        "fp8_gemm_m256_tflop_s": 1100.0,
+        "fp8_gemm_m8192_tflop_s": 1400.0,
+    }
+    floor = StepTime(SHAPES["llama-3.1-8b"], table, 2, bits_per_weight=8.0)
+    plain, rounded = (
+        dataclasses.replace(floor, rounds_inputs=rounds).seconds(8192, 1, 0, 1e7) for rounds in (False, True)
+    )
+    multiplied = 2 * floor.shape.multiplied_parameters * 8192
+    assert plain - rounded == pytest.approx(multiplied / 7.9e14 - multiplied / 1.4e15)
+    # Without a measured rate of 8 bits, and of few tokens, whose weights' bytes take longer.
+    one, none = dataclasses.replace(floor, rounds_inputs=True), dataclasses.replace(floor, ceilings=TABLE)
+    assert one.seconds(1, 1, 0, 0.0) == floor.seconds(1, 1, 0, 0.0)
+    assert dataclasses.replace(none, rounds_inputs=True).seconds(8192, 1, 0, 1e7) == plain
+
+
 def test_the_floor_of_gpt_oss_counts_windows_and_the_experts_own_bits(tmp_path: pathlib.Path) -> None:
     shape = SHAPES["gpt-oss-20b"]
     assert shape_of(write_model_folder("gpt-oss-20b", tmp_path)) == dataclasses.replace(shape, rope_scaling=None)
