@@ -51,7 +51,7 @@ _MXFP4_STREAMS = 3
 def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> StreamTile | None:
     """The tile of products of one token, from sm_90 on; None: others multiply.
 
-    Weights are plain, or of 8 bits with a scale for each output and no zero points.
+    Weights are plain, or of 8 bits without zero points.
 
     Four programs to a multiprocessor hold the rows that are multiplied and the next ones. A step of
     Qwen3-30B-A3B takes an H200 2,422 us so, 2,667 with programs of two rows each; with three
@@ -77,7 +77,9 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
 def _streams(weights: ExpertWeights) -> bool:
     """Whether programs that stay can stream such weights."""
     layout, (_, _, zeros) = weights.layout(), weights.bits()
-    return layout.kind == "plain" or (layout.kind != "int4" and not layout.is_grouped and zeros is None)
+    # A block of a short expert has no whole group.
+    has_groups = not layout.is_grouped or layout.num_inputs >= layout.group
+    return layout.kind != "int4" and zeros is None and has_groups
 
 
 def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[FewTile, FewTile]:

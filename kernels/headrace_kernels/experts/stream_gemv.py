@@ -29,6 +29,7 @@ from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, own_expert
 from headrace_kernels.weight_formats.conversions import wide_bytes
+from headrace_kernels.weight_formats.scale_places import scale_places
 
 # Warps of a program, at most, and weights of a warp's threads at a time.
 _MOST_WARPS, _WARP_ELEMENTS = 16, 1024
@@ -67,11 +68,51 @@ def _wide(words, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _rows(weight_ptr, first, n, k, N: tl.constexpr, K: tl.constexpr):
-    """Weights of gates n, behind `first` rows, and of their ups, [BLOCK_N, BLOCK_K] each."""
+def _group_scales(scale_ptr, rows, is_row, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Scales of rows' groups of inputs, one for each 16 inputs: [BLOCK_N, BLOCK_K / 16] fp32.
+
+    A group's is asked for once, and every thread has those of its own inputs. Of weights without
+    groups what is returned in their place means nothing.
+    """
+    if LAYOUT.is_grouped:
+        GROUPS: tl.constexpr = BLOCK_K // LAYOUT.group
+        group = tl.arange(0, GROUPS)[None, :]
+        places = scale_ptr + scale_places(rows[:, None], group, NUM_ROWS, LAYOUT)
+        scales = tl.load(places, mask=is_row[:, None] & (group * LAYOUT.group < LAYOUT.num_inputs), other=0.0)
+        scales = tl.broadcast_to(scales.to(tl.float32)[:, :, None], [rows.shape[0], GROUPS, LAYOUT.group // 16])
+        scales = tl.reshape(scales, (rows.shape[0], BLOCK_K // 16))
+    else:
+        scales = rows
+    return scales
+
+
+@triton.jit
+def _rows(
+    weight_ptr, scale_ptr, first, n, k, N: tl.constexpr, NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr
+):  # fmt: skip
+    """Weights of gates n, behind `first` rows, and of their ups, with the scales of their groups.
+
+    They are [BLOCK_N, BLOCK_K] each, gates, ups, and both scales as of `_group_scales`.
+    """
+    K: tl.constexpr = LAYOUT.num_inputs
     places = weight_ptr + (first + n)[:, None] * K + k
     mask = (n < N)[:, None] & (k < K)
-    return tl.load(places, mask=mask, other=0), tl.load(places + N * K, mask=mask, other=0)
+    gates, ups = tl.load(places, mask=mask, other=0), tl.load(places + N * K, mask=mask, other=0)
+    gate_scales = _group_scales(scale_ptr, first + n, n < N, NUM_ROWS, LAYOUT, k.shape[1])
+    up_scales = _group_scales(scale_ptr, first + N + n, n < N, NUM_ROWS, LAYOUT, k.shape[1])
+    return gates, ups, gate_scales, up_scales
+
+
+@triton.jit
+def _products(x, words, scales, LAYOUT: tl.constexpr):
+    """Products of x [BLOCK_N, BLOCK_K] with rows, to be added up over inputs.
+
+    With groups each 16 inputs are added up and multiplied by their group's scale.
+    """
+    products = x * _wide(words, LAYOUT)
+    if LAYOUT.is_grouped:
+        products = tl.sum(tl.reshape(products, (x.shape[0], x.shape[1] // 16, 16)), 2) * scales
+    return products
 
 
 @triton.jit(do_not_specialize=["first_expert"])
@@ -83,6 +124,7 @@ def _streamed_gate_up_kernel(
 ):  # fmt: skip
     """Program (pair, n): LOOPS times BLOCK_N inner elements of one pair, gated."""
     K: tl.constexpr = LAYOUT.num_inputs
+    NUM_ROWS: tl.constexpr = 2 * N * NUM_EXPERTS
     pair = tl.program_id(0)
     offs, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)[None, :]
     grid_before_is_done()
@@ -92,7 +134,7 @@ def _streamed_gate_up_kernel(
     stride = tl.num_programs(1) * BLOCK_N
     n = tl.program_id(1) * BLOCK_N + offs
     first = expert * (2 * N)
-    gate_rows, up_rows = _rows(weight_ptr, first, n, k, N, K)
+    rows = _rows(weight_ptr, scale_ptr, first, n, k, N, NUM_ROWS, LAYOUT)
     x_row = x_ptr + (pair // PER_TOKEN).to(tl.int64) * K
     # Each thread reads what it multiplies.
     whole = tl.zeros([BLOCK_N, BLOCK_K], tl.int32) + k
@@ -104,39 +146,50 @@ def _streamed_gate_up_kernel(
     grid_behind_may_start()
     for _ in tl.range(0, LOOPS):
         following = n + stride
-        next_gates, next_ups = _rows(weight_ptr, first, following, k, N, K)
-        gate, up = tl.reduce((x * _wide(gate_rows, LAYOUT), x * _wide(up_rows, LAYOUT)), 1, _add_two)
+        next_rows = _rows(weight_ptr, scale_ptr, first, following, k, N, NUM_ROWS, LAYOUT)
+        gates, ups, gate_scales, up_scales = rows
+        gate, up = tl.reduce(
+            (_products(x, gates, gate_scales, LAYOUT), _products(x, ups, up_scales, LAYOUT)), 1, _add_two
+        )
         gate, up = gate * rstd, up * rstd
         if scale_ptr is not None:
-            scales = scale_ptr + first + n
-            gate *= tl.load(scales, mask=n < N, other=0.0)
-            up *= tl.load(scales + N, mask=n < N, other=0.0)
+            if not LAYOUT.is_grouped:
+                scales = scale_ptr + first + n
+                gate *= tl.load(scales, mask=n < N, other=0.0)
+                up *= tl.load(scales + N, mask=n < N, other=0.0)
         if bias_ptr is not None:
             biases = bias_ptr + first + n
             gate += tl.load(biases, mask=n < N, other=0.0).to(tl.float32)
             up += tl.load(biases + N, mask=n < N, other=0.0).to(tl.float32)
         inner = gated(gate, up, GATING)
         tl.store(out_ptr + pair.to(tl.int64) * N + n, inner.to(out_ptr.dtype.element_ty), mask=n < N)
-        gate_rows, up_rows, n = next_gates, next_ups, following
+        rows, n = next_rows, following
 
 
 @triton.jit
 def _long_rows(
-    weight_ptr, scale_ptr, places, n, BLOCKS: tl.constexpr, WORDS: tl.constexpr, N: tl.constexpr, K: tl.constexpr
-):
+    weight_ptr, scale_ptr, places, n,
+    BLOCKS: tl.constexpr, WORDS: tl.constexpr, NUM_ROWS: tl.constexpr, N: tl.constexpr, LAYOUT: tl.constexpr,
+):  # fmt: skip
     """Weights of output n for a token's long row, a tuple of blocks, and of their scales if any.
 
-    places has a block's elements, the first rows of their experts, and whether they are read.
+    places has of each WORDS elements of a block, whose scale is one, where those of output 0 are,
+    where their scale is, and whether they are read.
     """
+    scale_place = n
+    if LAYOUT.is_grouped:
+        scale_place = scale_places(n, 0, NUM_ROWS, LAYOUT)
     rows, scales = (), ()
     for block in tl.static_range(BLOCKS):
-        k, first, is_read = places[block]
+        words, own_scales, is_read = places[block]
         # A thread's elements are of one expert, and lie at a multiple of 16 bytes.
-        offs = tl.max_contiguous(tl.multiple_of((first + n) * K + k % K, [1, WORDS]), [1, WORDS])
+        offs = words + n * LAYOUT.num_inputs + tl.arange(0, WORDS)[None, :]
+        offs = tl.max_contiguous(tl.multiple_of(offs, [1, WORDS]), [1, WORDS])
         is_row = is_read & (n < N)
         rows = rows + (tl.load(weight_ptr + offs, mask=is_row, other=0),)
         if scale_ptr is not None:
-            scales = scales + (tl.load(scale_ptr + first + n, mask=is_row, other=0.0),)
+            scale = tl.load(scale_ptr + own_scales + scale_place, mask=is_row, other=0.0)
+            scales = scales + (scale.to(tl.float32),)
     return rows, scales
 
 
@@ -153,17 +206,22 @@ def _streamed_down_kernel(
     of neighbours of it in each block.
     """
     K: tl.constexpr = LAYOUT.num_inputs
+    NUM_ROWS: tl.constexpr = N * NUM_EXPERTS
     WORDS: tl.constexpr = 8 if LAYOUT.kind == "plain" else 16
     BLOCKS: tl.constexpr = (PER_TOKEN * K + BLOCK_K - 1) // BLOCK_K
     n, stride = tl.program_id(0), tl.num_programs(0)
-    pairs, places = (), ()
+    pairs, firsts, places = (), (), ()
     for block in tl.static_range(BLOCKS):
         starts = block * BLOCK_K + tl.arange(0, BLOCK_K // WORDS)[:, None] * WORDS
         pair = tl.minimum(starts // K, PER_TOKEN - 1)
         expert, is_here = own_expert(experts_ptr, pair, first_expert, NUM_EXPERTS)
         is_read = is_here & (starts < PER_TOKEN * K)
-        pairs, places = pairs + (pair,), places + ((starts + tl.arange(0, WORDS)[None, :], expert * N, is_read),)
-    rows, scales = _long_rows(weight_ptr, scale_ptr, places, n, BLOCKS, WORDS, N, K)
+        own_scales = expert * N
+        if LAYOUT.is_grouped:
+            own_scales = scale_places(own_scales, starts % K // LAYOUT.group, NUM_ROWS, LAYOUT)
+        pairs, firsts = pairs + (pair,), firsts + (starts,)
+        places = places + ((expert * N * K + starts % K, own_scales, is_read),)
+    rows, scales = _long_rows(weight_ptr, scale_ptr, places, n, BLOCKS, WORDS, NUM_ROWS, N, LAYOUT)
     slots = tl.arange(0, SLOTS)
     slot_expert, is_slot = own_expert(experts_ptr, tl.minimum(slots, PER_TOKEN - 1), first_expert, NUM_EXPERTS)
     is_slot = is_slot & (slots < PER_TOKEN)
@@ -171,12 +229,15 @@ def _streamed_down_kernel(
     grid_before_is_done()
     inputs = ()
     for block in tl.static_range(BLOCKS):
-        k, _, is_read = places[block]
+        _, _, is_read = places[block]
+        k = firsts[block] + tl.arange(0, WORDS)[None, :]
         factor = tl.load(weights_ptr + pairs[block], mask=is_read, other=0.0)
         inputs = inputs + (tl.load(x_ptr + k, mask=is_read, other=0.0).to(tl.float32) * factor,)
     slot_factors = tl.load(weights_ptr + slots, mask=is_slot, other=0.0)
     while n < N:
-        next_rows, next_scales = _long_rows(weight_ptr, scale_ptr, places, n + stride, BLOCKS, WORDS, N, K)
+        next_rows, next_scales = _long_rows(
+            weight_ptr, scale_ptr, places, n + stride, BLOCKS, WORDS, NUM_ROWS, N, LAYOUT
+        )
         start = 0.0
         if ADD:
             start = tl.load(out_ptr + n).to(tl.float32)

@@ -64,6 +64,28 @@ def test_a_token_of_8_bits_agrees_with_fp64(
     close(streamed(case, tile, normed=True), case.expected(normed=True), torch.float32)
 
 
+# Groups of an expert's inputs that end within a block, and outputs of several blocks.
+@pytest.mark.parametrize(
+    ("kind", "group", "arrangement"),
+    [
+        (QuantKind.FP8, 128, Arrangement(scale_outputs=32)),
+        (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
+        (QuantKind.INT8, 32, Arrangement()),
+        (QuantKind.INT8, 64, Arrangement()),
+    ],
+)
+@pytest.mark.parametrize(("sizes", "tile"), [
+    ((1, 3, 2, 384, 128), StreamTile(2, 5, 64, 7)),
+    ((1, 3, 2, 256, 192), StreamTile(4, 9, 512, 100)),
+])  # fmt: skip
+def test_a_token_of_8_bits_in_groups_agrees_with_fp64(
+    sizes: tuple[int, int, int, int, int], tile: StreamTile, kind: QuantKind, group: int, arrangement: Arrangement
+) -> None:
+    case = Case(sizes, kind, torch.float32, "cpu", has_biases=True)
+    case.arrange(group, arrangement)
+    close(streamed(case, tile, normed=True), case.expected(normed=True), torch.float32)
+
+
 def test_a_token_is_added_to_what_is_there() -> None:
     case = Case((1, 5, 3, 96, 24), None, torch.float32, "cpu")
     start = case.numbers.randn(1, 96)
@@ -101,7 +123,7 @@ def test_one_token_of_plain_experts_streams_where_kernels_are_launched_early(mon
     assert rule(1, 2, 64, 20) is None
 
 
-def test_plain_experts_and_those_of_8_bits_with_a_scale_an_output_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_experts_and_those_of_8_bits_without_zero_points_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "launches_early", lambda device: True)
     plain, bytes_, few = [
         Case((1, 5, 3, 64, 32), kind, torch.float32, "cpu") for kind in (None, QuantKind.INT8, QuantKind.INT4)
@@ -110,5 +132,7 @@ def test_plain_experts_and_those_of_8_bits_with_a_scale_an_output_stream(monkeyp
     assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is not None
     assert stream_rule(few.choice, few.gate_up, few.down) is None
     assert stream_rule(plain.choice, plain.gate_up, few.down) is None
+    bytes_.arrange(32, Arrangement())
+    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is not None
     bytes_.arrange(32, Arrangement(has_zeros=True))
     assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is None
