@@ -51,7 +51,8 @@ _MXFP4_STREAMS = 3
 def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> StreamTile | None:
     """The tile of products of one token, from sm_90 on; None: others multiply.
 
-    Weights are plain, or of 8 bits without zero points.
+    Weights are plain, of 8 bits with a scale for each output, or of FP8 in blocks. INT8 in groups
+    takes programs of few rows 22.7 us a layer of Qwen3-30B-A3B on an H200, and 24.9 so.
 
     Four programs to a multiprocessor hold the rows that are multiplied and the next ones. A step of
     Qwen3-30B-A3B takes an H200 2,422 us so, 2,667 with programs of two rows each; with three
@@ -76,10 +77,11 @@ def stream_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> 
 
 def _streams(weights: ExpertWeights) -> bool:
     """Whether programs that stay can stream such weights."""
-    layout, (_, _, zeros) = weights.layout(), weights.bits()
-    # A block of a short expert has no whole group.
-    has_groups = not layout.is_grouped or layout.num_inputs >= layout.group
-    return layout.kind != "int4" and zeros is None and has_groups
+    layout = weights.layout()
+    if layout.is_grouped:
+        # A block of a short expert's inputs has no whole group.
+        return layout.kind == "fp8" and layout.num_inputs >= layout.group
+    return layout.kind != "int4"
 
 
 def few_rule(choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[FewTile, FewTile]:

@@ -65,24 +65,16 @@ def test_a_token_of_8_bits_agrees_with_fp64(
 
 
 # Groups of an expert's inputs that end within a block, and outputs of several blocks.
-@pytest.mark.parametrize(
-    ("kind", "group", "arrangement"),
-    [
-        (QuantKind.FP8, 128, Arrangement(scale_outputs=32)),
-        (QuantKind.FP8, 128, Arrangement(scale_outputs=128)),
-        (QuantKind.INT8, 32, Arrangement()),
-        (QuantKind.INT8, 64, Arrangement()),
-    ],
-)
+@pytest.mark.parametrize(("scale_outputs", "has_biases"), [(32, True), (128, False)])
 @pytest.mark.parametrize(("sizes", "tile"), [
     ((1, 3, 2, 384, 128), StreamTile(2, 5, 64, 7)),
     ((1, 3, 2, 256, 192), StreamTile(4, 9, 512, 100)),
 ])  # fmt: skip
-def test_a_token_of_8_bits_in_groups_agrees_with_fp64(
-    sizes: tuple[int, int, int, int, int], tile: StreamTile, kind: QuantKind, group: int, arrangement: Arrangement
+def test_a_token_of_fp8_in_blocks_agrees_with_fp64(
+    sizes: tuple[int, int, int, int, int], tile: StreamTile, scale_outputs: int, has_biases: bool
 ) -> None:
-    case = Case(sizes, kind, torch.float32, "cpu", has_biases=True)
-    case.arrange(group, arrangement)
+    case = Case(sizes, QuantKind.FP8, torch.float32, "cpu", has_biases=has_biases)
+    case.arrange(128, Arrangement(scale_outputs=scale_outputs))
     close(streamed(case, tile, normed=True), case.expected(normed=True), torch.float32)
 
 
@@ -123,16 +115,20 @@ def test_one_token_of_plain_experts_streams_where_kernels_are_launched_early(mon
     assert rule(1, 2, 64, 20) is None
 
 
-def test_plain_experts_and_those_of_8_bits_without_zero_points_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_experts_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "launches_early", lambda device: True)
-    plain, bytes_, few = [
-        Case((1, 5, 3, 64, 32), kind, torch.float32, "cpu") for kind in (None, QuantKind.INT8, QuantKind.INT4)
+    plain, bytes_, fp8, few = [
+        Case((1, 5, 3, 128, 128), kind, torch.float32, "cpu")
+        for kind in (None, QuantKind.INT8, QuantKind.FP8, QuantKind.INT4)
     ]
-    assert stream_rule(plain.choice, plain.gate_up, plain.down) is not None
-    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is not None
+    assert all(stream_rule(case.choice, case.gate_up, case.down) is not None for case in (plain, bytes_, fp8))
     assert stream_rule(few.choice, few.gate_up, few.down) is None
     assert stream_rule(plain.choice, plain.gate_up, few.down) is None
-    bytes_.arrange(32, Arrangement())
-    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is not None
-    bytes_.arrange(32, Arrangement(has_zeros=True))
-    assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is None
+    fp8.arrange(128, Arrangement(scale_outputs=128))
+    assert stream_rule(fp8.choice, fp8.gate_up, fp8.down) is not None
+    for has_zeros in (False, True):
+        bytes_.arrange(32, Arrangement(has_zeros=has_zeros))
+        assert stream_rule(bytes_.choice, bytes_.gate_up, bytes_.down) is None
+    short = Case((1, 5, 3, 64, 128), QuantKind.FP8, torch.float32, "cpu")
+    short.arrange(128, Arrangement(scale_outputs=64))
+    assert stream_rule(short.choice, short.gate_up, short.down) is None
