@@ -142,17 +142,71 @@ def _group_scales(
 
 
 @triton.jit
-def _dot(w, x, scales, total, LAYOUT: tl.constexpr):
+def _asked_ahead(
+    scale_ptr, zero_ptr, x_scale_ptr, rows, scale_rows, x_row, x_room, step, UPS: tl.constexpr,
+    NUM_ROWS: tl.constexpr, LAYOUT: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """What a step's products take beside words and x: of outputs, and of those UPS rows further.
+
+    Of INT4 these are scales and zero points, of other numbers in groups scales; of others they mean
+    nothing. The compiler can't copy such loads ahead of their step (see `columns`), or doesn't,
+    since no product takes what they bring: so a kernel asks for them a step before.
+    """
+    own = step
+    ups = step
+    if LAYOUT.kind == "int4":
+        own = _step_constants(scale_ptr, zero_ptr, rows, step, NUM_ROWS, LAYOUT, BLOCKS)
+        if GATED:
+            ups = _step_constants(scale_ptr, zero_ptr, rows + UPS, step, NUM_ROWS, LAYOUT, BLOCKS)
+    elif LAYOUT.is_grouped:
+        group = step // BLOCKS * LAYOUT.plane // LAYOUT.group
+        own = _group_scales(scale_ptr, x_scale_ptr, scale_rows, x_row, x_room, group, NUM_ROWS, LAYOUT, BLOCK_M)
+        if GATED:
+            ups = byte_scales(scale_ptr, scale_rows + UPS, group, NUM_ROWS, LAYOUT)
+    return own, ups
+
+
+@triton.jit
+def _constants(asked, LAYOUT: tl.constexpr, GATED: tl.constexpr):
+    """What was `_asked_ahead`, as `_tile_numbers` and `_dot` take it: of outputs, and of ups."""
+    own, ups = asked
+    if LAYOUT.kind == "int4":
+        own = _split_constants(own)
+        if GATED:
+            ups = _split_constants(ups)
+    elif LAYOUT.is_grouped:
+        if GATED:
+            ups = (ups, own[1])
+    return own, ups
+
+
+@triton.jit
+def _dot(w, x, constants, total, LAYOUT: tl.constexpr):
     """Adds W X to the sums; of 8 bits in groups or blocks its sums, times the group's scales."""
     PLAIN: tl.constexpr = LAYOUT.is_plain
-    if scales is not None:
+    if LAYOUT.is_grouped and LAYOUT.kind != "int4":
         sums = tl.dot(w, x.to(tl.float32)) if PLAIN else tl.dot(w, x)
-        return total + sums * (scales[0] * scales[1])
+        return total + sums * (constants[0] * constants[1])
     if PLAIN:
         return total + tl.dot(w, x.to(tl.float32))
     if x.dtype == tl.float8e4nv and LAYOUT.num_inputs > _MOST_FAST_INPUTS:
         return tl.dot(w, x, total, max_num_imprecise_acc=_ROUGH_SUMS)
     return tl.dot(w, x, total)
+
+
+@triton.jit
+def _with_scales_and_bias(
+    total, scale_ptr, x_scale_ptr, bias_ptr, rows, x_row, LAYOUT: tl.constexpr
+):  # fmt: skip
+    """Sums [BLOCK_N, BLOCK_M] times the scales of outputs and of rows of x, plus the bias."""
+    if not LAYOUT.is_grouped:
+        if scale_ptr is not None:
+            total *= tl.load(scale_ptr + rows)
+        if x_scale_ptr is not None:
+            total *= tl.load(x_scale_ptr + x_row)[None, :]
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + rows).to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -247,67 +301,50 @@ def _tile_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     STEPS: tl.constexpr = (WORDS + BLOCK_WORDS - 1) // BLOCK_WORDS
-    GROUPED: tl.constexpr = LAYOUT.is_grouped and PARTS == 1
-    # Loads that the compiler can't copy ahead of their step (see `columns`), or doesn't, since no
-    # product takes what they bring.
-    if PARTS == 4:
-        ahead = _step_constants(scale_ptr, zero_ptr, rows, 0, NUM_ROWS, LAYOUT, BLOCKS)
-        if GATED:
-            up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, 0, NUM_ROWS, LAYOUT, BLOCKS)
-    elif GROUPED:
-        scale_rows = rows
-        if LAYOUT.scale_outputs % BLOCK_N == 0 and N % BLOCK_N == 0:
-            # The outputs of a program are of one block.
-            scale_rows = expert.to(tl.int64) * (HALVES * N) + tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
-        ahead = _group_scales(scale_ptr, x_scale_ptr, scale_rows, x_row, x_room, 0, NUM_ROWS, LAYOUT, BLOCK_M)
-        if GATED:
-            up_ahead = byte_scales(scale_ptr, scale_rows + N, 0, NUM_ROWS, LAYOUT)
+    scale_rows = rows
+    if LAYOUT.scale_outputs % BLOCK_N == 0 and N % BLOCK_N == 0:
+        # The outputs of a program are of one block.
+        scale_rows = expert.to(tl.int64) * (HALVES * N) + tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
+    asked = _asked_ahead(
+        scale_ptr,
+        zero_ptr,
+        x_scale_ptr,
+        rows,
+        scale_rows,
+        x_row,
+        x_room,
+        0,
+        N,
+        NUM_ROWS,
+        LAYOUT,
+        BLOCKS,
+        BLOCK_M,
+        GATED,
+    )
     for step in tl.range(0, STEPS):
         word = step * BLOCK_WORDS + j[None, :]
         words = _load(word_ptr + rows * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
         if GATED:
             up_words = _load(word_ptr + (rows + N) * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
-        constants, up_constants, scales, up_scales = None, None, None, None
+        constants, up_constants = _constants(asked, LAYOUT, GATED)
         following = tl.minimum(step + 1, STEPS - 1)
-        if PARTS == 4:
-            constants = _split_constants(ahead)
-            ahead = _step_constants(scale_ptr, zero_ptr, rows, following, NUM_ROWS, LAYOUT, BLOCKS)
-            if GATED:
-                up_constants = _split_constants(up_ahead)
-                up_ahead = _step_constants(scale_ptr, zero_ptr, rows + N, following, NUM_ROWS, LAYOUT, BLOCKS)
-        elif GROUPED:
-            scales, next_group = ahead, following // BLOCKS * LAYOUT.plane // LAYOUT.group
-            ahead = _group_scales(
-                scale_ptr, x_scale_ptr, scale_rows, x_row, x_room, next_group, NUM_ROWS, LAYOUT, BLOCK_M
-            )
-            if GATED:
-                up_scales = up_ahead, scales[1]
-                up_ahead = byte_scales(scale_ptr, scale_rows + N, next_group, NUM_ROWS, LAYOUT)
+        asked = _asked_ahead(
+            scale_ptr, zero_ptr, x_scale_ptr, rows, scale_rows, x_row, x_room, following, N,
+            NUM_ROWS, LAYOUT, BLOCKS, BLOCK_M, GATED,
+        )  # fmt: skip
         for part in tl.static_range(PARTS):
             piece = (step // BLOCKS * PARTS + part) * LAYOUT.plane
             k = piece + step % BLOCKS * BLOCK_WORDS + j[:, None]
             x = _load(x_rows + k, k < K, PARTS == 1 and K == WORDS and K % BLOCK_WORDS == 0)
             group = tl.minimum(piece, K - 1) // LAYOUT.group
             w = _tile_numbers(words, constants, zero_ptr, rows, group, NUM_ROWS, part, LAYOUT, DTYPE)
-            total = _dot(w, x, scales, total, LAYOUT)
+            total = _dot(w, x, constants, total, LAYOUT)
             if GATED:
                 w_up = _tile_numbers(up_words, up_constants, zero_ptr, rows + N, group, NUM_ROWS, part, LAYOUT, DTYPE)
-                up_total = _dot(w_up, x, up_scales, up_total, LAYOUT)
-    if scale_ptr is not None:
-        if not LAYOUT.is_grouped:
-            total *= tl.load(scale_ptr + rows)
-            if GATED:
-                up_total *= tl.load(scale_ptr + rows + N)
-    if x_scale_ptr is not None:
-        if not LAYOUT.is_grouped:
-            token_scales = tl.load(x_scale_ptr + x_row)[None, :]
-            total *= token_scales
-            up_total *= token_scales
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + rows).to(tl.float32)
-        if GATED:
-            up_total += tl.load(bias_ptr + rows + N).to(tl.float32)
+                up_total = _dot(w_up, x, up_constants, up_total, LAYOUT)
+    total = _with_scales_and_bias(total, scale_ptr, x_scale_ptr, bias_ptr, rows, x_row, LAYOUT)
     if GATED:
+        up_total = _with_scales_and_bias(up_total, scale_ptr, x_scale_ptr, bias_ptr, rows + N, x_row, LAYOUT)
         y = gated(total, up_total, GATING)
         out_rows = m
     else:
