@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from benchmarks.kernel_cases import small_linear
 from benchmarks.kernel_cases.small_linear import EPS, Case, Shape
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_dequantized
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_fp8 import scaled_linear
 from headrace_kernels.linear.gemm_weight_only import GemmTile, multiply_gemm
 from headrace_kernels.linear.small_batch import SmallBatchTile, multiply_small_batch
 from headrace_kernels.rounded_tokens import round_tokens
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,

@@ -17,7 +17,8 @@ or where it is long in a file beside it.
     collectives       all-reduce over GPUs
     hopper            what kernels in Gluon for sm_90 begin with: ring, barriers, stream-K
     here              operations of one file: `rms_norm`, `swiglu`, `embedding`, `step_inputs`,
-                      `finite_rows`, `rounded_tokens` (tokens in 8 bits)
+                      `finite_rows`, `rounded_tokens` (tokens in 8 bits), `input_rounding` (how
+                      a scheme rounds a product's inputs)
 
 `quick_sources` has Triton find the kernels' sources quickly while all this is imported.
 

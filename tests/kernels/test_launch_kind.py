@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.launch_kind import launch_kind
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind, allocate
 
 

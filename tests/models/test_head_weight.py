@@ -32,11 +32,11 @@ from headrace_backend.weights.placement import ALONE, Placement, Shard
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_backend.worker.start_up.quantized import quantization_report
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_fp8, gemm_int8
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path, path_rule
 from headrace_kernels.triton_runtime import INTERPRETED, forced
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,

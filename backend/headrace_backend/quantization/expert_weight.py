@@ -25,10 +25,10 @@ from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused, Scheme
 from headrace_kernels.experts import mixture
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.weight_formats.block_weight import BlockKind
 from headrace_kernels.weight_formats.gguf_blocks import FILE_BLOCKS
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import GROUP, allocate_mxfp4, has_large_scales
 from headrace_kernels.weight_formats.quantized_weight import allocate
 from headrace_model_folder import LayerFormat

@@ -21,10 +21,10 @@ from headrace_backend.quantization.tensor_error import RoundedRows, TensorError
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import Scheme
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.rounded_tokens import RoundedTokens
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     INPUT_NUMBERS,
     PLAIN,

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from headrace_backend.weights.scheme import QuantizationRefused
+from headrace_kernels.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.linear import block_quantized
 from headrace_kernels.linear.quantized import input_rounding
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.block_weight import BlockWeight
-from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
 
 # Rows of the products that are compared: a vector, few rows, more than few. A card multiplies some

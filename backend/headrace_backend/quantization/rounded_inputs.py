@@ -12,8 +12,8 @@ from collections.abc import Collection
 import torch
 
 from headrace_backend.quantization.low_bit_weight import LowBitWeight
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear.quantized import WARM_ROWS
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 
 _NUMBERS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 _KEPT = "kept"

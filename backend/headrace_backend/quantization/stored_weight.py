@@ -15,7 +15,7 @@ from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.destination import Destination
 from headrace_backend.weights.placement import Placement
 from headrace_backend.weights.scheme import QuantizationRefused
-from headrace_kernels.weight_formats.input_rounding import InputRounding
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     BLOCK_SIZE,
     INPUT_NUMBERS,

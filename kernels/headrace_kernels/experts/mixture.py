@@ -37,11 +37,11 @@ from headrace_kernels.experts.mxfp4_kernels import multiply_many
 from headrace_kernels.experts.routing import Choice, sort_pairs
 from headrace_kernels.experts.stream_gemv import multiply_streams
 from headrace_kernels.experts.vector_kernels import multiply_vectors
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import rms_norm, rms_norm_reference
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens_reference
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear.cublas.fp8 import block_product, has_block_products, library_product
 from headrace_kernels.rounded_tokens import RoundedTokens
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import BLOCK_SIZE, QuantizedWeight, QuantKind, dequantize
 
 # Multiples that the card's FP8 products ask of both sizes of a weight.

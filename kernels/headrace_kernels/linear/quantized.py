@@ -13,6 +13,7 @@ import enum
 import torch
 from torch import Tensor
 
+from headrace_kernels.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.linear import gemm_fp8, gemm_int8
 from headrace_kernels.linear.dense import linear_reference as plain_linear_reference
 from headrace_kernels.linear.few_bits.stream_sm90 import multiply_bit_streams
@@ -39,7 +40,6 @@ from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 from headrace_kernels.weight_formats import dequantized_buffer
-from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize
 
 # Rows up to which the GEMM multiplies by the bits; more rows take dequantized weights and cuBLAS

@@ -6,7 +6,6 @@ block_numbers         device functions: numbers and scales of those blocks
 gguf_blocks, nf4      blocks as GGUF files hold them; NF4's rounding and bitsandbytes' bytes
 mxfp4                 4-bit numbers under powers of two; its device function is here too
 stored_rows           values that other tools quantized, put into the layout of `quantized_weight`
-input_rounding        inputs of a product rounded to 8 bits and back, as a weight's scheme says
 kernel_layout         a `quantized_weight` as kernels take it
 scale_places          device function: where scales of 8-bit numbers are
 conversions           device functions: packed words become bf16 or fp16

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.weight_formats.dequantized_buffer import reserve
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 
 # Groups that are no whole row.
 GROUP_SIZES = (32, 64, 128)

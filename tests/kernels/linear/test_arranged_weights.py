@@ -13,6 +13,7 @@ import torch
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_dequantized, gemm_fp8, gemm_int8, launch_rules
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_weight_only import GemmTile, dequantize_into, multiply_gemm
@@ -21,7 +22,6 @@ from headrace_kernels.linear.input_order import take_inputs, take_inputs_referen
 from headrace_kernels.linear.quantized import Path, path_rule
 from headrace_kernels.linear.small_batch import SmallBatchTile, multiply_small_batch
 from headrace_kernels.rounded_tokens import round_tokens
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,

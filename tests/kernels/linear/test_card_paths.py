@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_fp8, quantized
 from headrace_kernels.linear.quantized import Path, input_rounding, path_rule, rounds_to
-from headrace_kernels.weight_formats.input_rounding import InputRounding
 from headrace_kernels.weight_formats.quantized_weight import PLAIN, Arrangement, QuantizedWeight, QuantKind, allocate
 
 ABILITIES = {

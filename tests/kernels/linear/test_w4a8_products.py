@@ -13,13 +13,13 @@ from tests.kernels.linear.test_quantized_linear import Product
 from tests.support.kernel_case import DEVICES, kernels_on, poisoned_memory
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path, path_rule
 from headrace_kernels.linear.w4a8 import products as w4a8
 from headrace_kernels.linear.w4a8.dequantized import round_to_e4m3, round_to_e4m3_reference
 from headrace_kernels.linear.w4a8.token_sums import token_sums, token_sums_reference
 from headrace_kernels.rounded_tokens import round_tokens
-from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 E4M3 = torch.float8_e4m3fn

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from headrace_kernels.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path
-from headrace_kernels.weight_formats.input_rounding import InputRounding, rounded_inputs
 from headrace_kernels.weight_formats.quantized_weight import (
     Arrangement,
     QuantizedWeight,
