@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -34,6 +35,7 @@ from headrace_backend.parallel.rendezvous import Seat
 from headrace_backend.parallel.symmetric import SymmetricCollectives
 from headrace_kernels import card
 from headrace_kernels.collectives import all_reduce
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 _SIZES = tuple(8192 << shift for shift in range(14))
@@ -119,24 +121,26 @@ def norm_ways(collectives: Collectives, num_bytes: int) -> Iterator[tuple[str, W
             yield f"norm_{width}", functools.partial(normed, fused(collectives), residual, weight)
         yield f"norm_{width}_apart", functools.partial(normed, apart(collectives), residual, weight)
         if isinstance(collectives, SymmetricCollectives) and all_reduce.can_rounded_norm(residual, collectives.peers):
-            number = rounded_types(collectives)[-1]
-            for name, norm in rounded_norms(collectives, number).items():
+            rounding = roundings(collectives)[-1]
+            for name, norm in rounded_norms(collectives, rounding).items():
                 yield f"norm_{width}_{name}", functools.partial(normed, norm, residual, weight)
 
 
-def rounded_types(collectives: Collectives) -> list[torch.dtype]:
-    """The types of 8 bits that the card multiplies; the last one is timed."""
-    return [torch.int8, torch.float8_e4m3fn] if card.has_fp8_products(collectives.device) else [torch.int8]
+def roundings(collectives: Collectives) -> list[InputRounding]:
+    """How norms are rounded for products of the card; the last way is timed."""
+    int8, e4m3 = InputRounding(torch.int8), InputRounding(torch.float8_e4m3fn)
+    in_groups = dataclasses.replace(e4m3, group_size=128)
+    return [int8, in_groups, e4m3] if card.has_fp8_products(collectives.device) else [int8]
 
 
-def rounded_norms(collectives: SymmetricCollectives, number: torch.dtype) -> dict[str, RoundedNorm]:
+def rounded_norms(collectives: SymmetricCollectives, rounding: InputRounding) -> dict[str, RoundedNorm]:
     """In one launch, and as the sum, by the rule, and then the others."""
 
     def in_one(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> RoundedTokens:
-        return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, weight, eps, number, collectives.peers)
+        return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, weight, eps, rounding, collectives.peers)
 
     def by_two(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> RoundedTokens:
-        return Collectives.rounded_add_rms_norm(collectives, x, residual, weight, eps, number)
+        return Collectives.rounded_add_rms_norm(collectives, x, residual, weight, eps, rounding)
 
     return {"rounded": in_one, "rounded_apart": by_two}
 
@@ -216,14 +220,14 @@ def check_rounded(collectives: Collectives, num_bytes: int, width: int) -> None:
             return
         stream = torch.sin(parts[0].float() * 7).to(parts[0].dtype)
         weight = 1 + parts[-1][0] / 2
-        for number in rounded_types(collectives):
+        for rounding in roundings(collectives):
             found = []
-            for norm in rounded_norms(collectives, number).values():
+            for norm in rounded_norms(collectives, rounding).values():
                 residual = stream.clone()
                 tokens = norm(parts[collectives.rank].clone(), residual, weight, _EPS)
                 found.append((tokens.numbers.view(torch.uint8), tokens.scales, residual))
             same = [torch.equal(one, two) for one, two in zip(*found, strict=True)]
-            assert all(same), f"of {num_bytes} bytes in {number} numbers, scales, stream are as by two launches: {same}"
+            assert all(same), f"{num_bytes} bytes as {rounding}: numbers, scales, stream are as by two launches: {same}"
 
 
 def check_mixed(collectives: SymmetricCollectives) -> None:
@@ -270,7 +274,7 @@ def _drawn_call(collectives: SymmetricCollectives, draw: random.Random) -> tuple
         return name, functools.partial(_sum_by_norm, peers, width), 2 * width * draw.randrange(1, 33)
     if name == "rounded":
         width = draw.choice(_WIDTHS)
-        way = functools.partial(_sum_by_rounded_norm, peers, width, rounded_types(collectives)[-1])
+        way = functools.partial(_sum_by_rounded_norm, peers, width, roundings(collectives)[-1])
         return name, way, 2 * width * draw.randrange(1, all_reduce.PROGRAMS * peers.world_size + 1)
     return name, lambda x: all_reduce.one_shot(x, peers), 16 * draw.choice([1, 33, draw.randrange(1, 4096), 1 << 15])
 
@@ -282,10 +286,10 @@ def _sum_by_norm(peers: all_reduce.Peers, width: int, x: torch.Tensor) -> torch.
     return residual.flatten()
 
 
-def _sum_by_rounded_norm(peers: all_reduce.Peers, width: int, number: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+def _sum_by_rounded_norm(peers: all_reduce.Peers, width: int, rounding: InputRounding, x: torch.Tensor) -> torch.Tensor:
     """The all-reduced residual stream by the kernel that rounds."""
     residual = torch.zeros(x.numel() // width, width, dtype=x.dtype, device=x.device)
-    about = (torch.ones_like(residual[0]), _EPS, number, peers)
+    about = (torch.ones_like(residual[0]), _EPS, rounding, peers)
     all_reduce.all_reduce_rounded_add_rms_norm(x.view_as(residual), residual, *about)
     return residual.flatten()
 

@@ -44,6 +44,7 @@ from headrace_backend.weights.placement import Shard
 from headrace_backend.weights.scheme import Schemes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool, release_step
 from headrace_backend.worker.step.runner import Runner
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 _WARM_STEPS = 5
@@ -102,12 +103,12 @@ class Interruptible(Collectives):
         return super().add_rms_norm(partial, residual, weight, eps)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding
     ) -> RoundedTokens:
         """Does what Collectives.rounded_add_rms_norm does, or adds the rank's own part."""
         if self._speaks:
-            return self._group.rounded_add_rms_norm(partial, residual, weight, eps, dtype)
-        return super().rounded_add_rms_norm(partial, residual, weight, eps, dtype)
+            return self._group.rounded_add_rms_norm(partial, residual, weight, eps, rounding)
+        return super().rounded_add_rms_norm(partial, residual, weight, eps, rounding)
 
 
 def rule_of(group: Collectives, cut_mib: float | None) -> PieceRule | None:

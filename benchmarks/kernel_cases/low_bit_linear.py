@@ -133,7 +133,7 @@ class Operands:
 
     def scaled(self) -> Tensor:
         """FP8 activations, the product alone with their rounding."""
-        return scaled_linear(round_tokens(self.x, torch.float8_e4m3fn), self.weight, None)
+        return scaled_linear(round_tokens(self.x, InputRounding(torch.float8_e4m3fn)), self.weight, None)
 
     def restored(self) -> Tensor:
         """By way of bf16, the product alone with the restoring."""

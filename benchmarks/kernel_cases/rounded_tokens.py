@@ -4,7 +4,8 @@ They are rounded by the norms and the SwiGLU that make them, and by the kernel o
 stands behind attention.
 
 Owns the data and the count of bytes; warps of a row are tried against each other. e4m3 and int8
-differ in one conversion, so the former stands for both but once.
+differ in one conversion, so the former stands for both but once. It is rounded by a scale for each
+token and in groups of 128 inputs, whose more scales are left out of the bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import triton
 
 from benchmarks.kernel_cases.elementwise import EPS, FFN, HIDDEN, Case, Cases, launch_case, randn
 from headrace_kernels import rounded_tokens, swiglu
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import rounded_add_rms_norm
 from headrace_kernels.rounded_tokens import round_tokens
 from headrace_kernels.swiglu import rounded_swiglu
@@ -24,26 +26,28 @@ from headrace_kernels.swiglu import rounded_swiglu
 # Products of fewer tokens take them as they are.
 TOKENS = (65, 256, 2048, 8192)
 WARPS = (4, 8, 16, 32)
-E4M3 = torch.float8_e4m3fn
+E4M3 = InputRounding(torch.float8_e4m3fn)
+IN_GROUPS = InputRounding(torch.float8_e4m3fn, 128)
+INT8 = InputRounding(torch.int8)
 
 
-def add_rms_norm_case(num_tokens: int, number: torch.dtype = E4M3) -> Case:
+def add_rms_norm_case(num_tokens: int, rounding: InputRounding = E4M3) -> Case:
     """Reads rows and residual stream, writes the stream, the norm in bytes and a scale."""
     x, residual, weight = randn(num_tokens, HIDDEN), randn(num_tokens, HIDDEN), randn(HIDDEN)
     num_bytes = (3 * 2 + 1) * x.numel() + 2 * HIDDEN + 4 * num_tokens
-    return launch_case(lambda: rounded_add_rms_norm(x, residual, weight, EPS, number), num_bytes)
+    return launch_case(lambda: rounded_add_rms_norm(x, residual, weight, EPS, rounding), num_bytes)
 
 
-def swiglu_case(num_tokens: int, number: torch.dtype = E4M3) -> Case:
+def swiglu_case(num_tokens: int, rounding: InputRounding = E4M3) -> Case:
     """Reads two halves, writes one in bytes and a scale."""
     gate_up = randn(num_tokens, 2 * FFN)
-    return launch_case(lambda: rounded_swiglu(gate_up, number), 5 * num_tokens * FFN + 4 * num_tokens)
+    return launch_case(lambda: rounded_swiglu(gate_up, rounding), 5 * num_tokens * FFN + 4 * num_tokens)
 
 
-def round_case(num_tokens: int, size: int = HIDDEN, number: torch.dtype = E4M3) -> Case:
+def round_case(num_tokens: int, size: int = HIDDEN, rounding: InputRounding = E4M3) -> Case:
     """Reads rows, writes them in bytes and a scale."""
     x = randn(num_tokens, size)
-    return launch_case(lambda: round_tokens(x, number), 3 * x.numel() + 4 * num_tokens)
+    return launch_case(lambda: round_tokens(x, rounding), 3 * x.numel() + 4 * num_tokens)
 
 
 def tokens() -> Cases:
@@ -51,7 +55,11 @@ def tokens() -> Cases:
     for num_tokens in TOKENS:
         for name, make in (("add_rms_norm", add_rms_norm_case), ("swiglu", swiglu_case), ("round", round_case)):
             yield f"{name} {num_tokens}", lambda make=make, num_tokens=num_tokens: make(num_tokens)
-    yield "swiglu int8 8192", lambda: swiglu_case(8192, torch.int8)
+            yield (
+                f"{name} {num_tokens} in groups",
+                lambda make=make, num_tokens=num_tokens: make(num_tokens, rounding=IN_GROUPS),
+            )
+    yield "swiglu int8 8192", lambda: swiglu_case(8192, INT8)
     yield "round 14336 8192", lambda: round_case(8192, FFN)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import (
     Activations,
     RoundedTokens,
@@ -60,19 +61,19 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     return rms_norm_reference(residual.add_(x), weight, eps)
 
 
-def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> RoundedTokens:
+def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, rounding: InputRounding) -> RoundedTokens:
     """The norm in the type of x, then rounded. See `rounded_rms_norm`."""
-    return round_tokens_reference(rms_norm_reference(x, weight, eps), dtype)
+    return round_tokens_reference(rms_norm_reference(x, weight, eps), rounding)
 
 
 def rounded_add_rms_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding
 ) -> RoundedTokens:
     """`residual += x` in place, then the norm in their type, then rounded.
 
     See `rounded_add_rms_norm`.
     """
-    return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), dtype)
+    return round_tokens_reference(add_rms_norm_reference(x, residual, weight, eps), rounding)
 
 
 @triton.jit
@@ -97,27 +98,32 @@ def _weights(weight, rows, offs, mask):
 
 
 @triton.jit
-def _store(normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE: tl.constexpr):
+def _store(
+    normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE: tl.constexpr,
+    room, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """Stores norms, fp32 to be rounded to DTYPE; with scales, rounded to 8 bits from there.
 
     unrounded: Pointer to DTYPE, where norms that are rounded to 8 bits are stored too; None.
+    room, GROUP and GROUPS are those of `store_rounded`.
     """
     if unrounded is not None:
         tl.store(unrounded + places, normed.to(DTYPE), mask=mask)
     if scales is None:
         tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
     else:
-        store_rounded(normed, out, scales, places, mask, rows, rows < num_rows, DTYPE)
+        store_rounded(normed, out, scales, places, mask, rows, rows < num_rows, DTYPE, None, GROUP, GROUPS, room)
 
 
 @triton.jit
 def store_added_norm(
-    added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr, unrounded=None
-):
+    added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE: tl.constexpr,
+    room, GROUP: tl.constexpr, GROUPS: tl.constexpr, unrounded=None,
+):  # fmt: skip
     """Stores the residual stream with what is added to it, and the norm of that.
 
-    All are [rows, n] fp32, 0 outside the mask, stored at `places`; scales and unrounded as `_store`
-    takes them.
+    All are [rows, n] fp32, 0 outside the mask, stored at `places`; the others as `_store` takes
+    them.
     """
     DTYPE: tl.constexpr = residual.dtype.element_ty
     # The stream is kept in the storage type, and the norm is that of what is kept.
@@ -126,7 +132,7 @@ def store_added_norm(
     wide = total.to(tl.float32)
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps)
-    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE)
+    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, DTYPE, room, GROUP, GROUPS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -138,6 +144,9 @@ def _rms_norm_kernel(
     unrounded,
     num_rows,
     eps,
+    room,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     INNER_ROWS: tl.constexpr,
     OUTER_STRIDE: tl.constexpr,
     INNER_STRIDE: tl.constexpr,
@@ -159,7 +168,7 @@ def _rms_norm_kernel(
     mean_square = tl.sum(wide * wide, axis=1) / SIZE
     normed = scaled_by_rms(wide, mean_square, factors, eps)
     places = rows[:, None] * SIZE + offs
-    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, x.dtype.element_ty)
+    _store(normed, out, scales, unrounded, places, mask, rows, num_rows, x.dtype.element_ty, room, GROUP, GROUPS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -172,6 +181,9 @@ def _add_rms_norm_kernel(
     unrounded,
     num_rows,
     eps,
+    room,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -188,7 +200,10 @@ def _add_rms_norm_kernel(
     places = rows[:, None] * SIZE + offs
     added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
-    store_added_norm(added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE, unrounded)
+    store_added_norm(
+        added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE,
+        room, GROUP, GROUPS, unrounded,
+    )  # fmt: skip
 
 
 def launch_rule(size: int) -> tuple[int, int, int]:
@@ -228,7 +243,7 @@ def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, to: Activations) -> 
         # Products of few rows start while it runs, and it while the product before them does.
         early = card.launches_early(x.device)
         _rms_norm_kernel[grid](
-            x, weight, out, scales, kept, num_rows, eps, *layout, size, rows, block, early,
+            x, weight, out, scales, kept, num_rows, eps, *_grouping(to, block), *layout, size, rows, block, early,
             num_warps=num_warps, launch_pdl=early,
         )  # fmt: skip
 
@@ -241,7 +256,7 @@ def _launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float
         grid = (triton.cdiv(num_rows, rows),)
         early = card.launches_early(x.device)
         _add_rms_norm_kernel[grid](
-            x, residual, weight, out, scales, kept, num_rows, eps, size, rows, block, early,
+            x, residual, weight, out, scales, kept, num_rows, eps, *_grouping(to, block), size, rows, block, early,
             num_warps=num_warps, launch_pdl=early,
         )  # fmt: skip
 
@@ -251,9 +266,14 @@ def _parts(to: Activations) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return (to, None, None) if isinstance(to, Tensor) else (to.numbers, to.scales, to.unrounded)
 
 
-def _rounded_behind(normed: Tensor, dtype: torch.dtype, keeps: bool) -> RoundedTokens:
+def _grouping(to: Activations, block: int) -> tuple[int | None, int, int]:
+    """`room`, GROUP and GROUPS of a kernel whose programs hold `block` numbers of a row."""
+    return (None, 0, 1) if isinstance(to, Tensor) else to.grouping(block)
+
+
+def _rounded_behind(normed: Tensor, rounding: InputRounding, keeps: bool) -> RoundedTokens:
     """Norms that an operation of its own rounds, kept as they are too if asked for."""
-    return dataclasses.replace(round_tokens(normed, dtype), unrounded=normed if keeps else None)
+    return dataclasses.replace(round_tokens(normed, rounding), unrounded=normed if keeps else None)
 
 
 def _takes(x: Tensor) -> bool:
@@ -284,22 +304,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, keeps: bool = False) -> RoundedTokens:
+def rounded_rms_norm(
+    x: Tensor, weight: Tensor, eps: float, rounding: InputRounding, keeps: bool = False
+) -> RoundedTokens:
     """`round_tokens` of the norm, in one operation.
 
     Args:
         x: [num_tokens, size].
         weight: [size] in the type of x, or fp32, which leaves one rounding: that of the product.
         eps: Added to the mean square.
-        dtype: 8-bit dtype, as `round_tokens` takes it.
+        rounding: A symmetric one without a static scale, as `round_tokens` takes it.
         keeps: Whether the norm itself is stored too, as `unrounded`.
 
     Returns:
         [num_tokens, size].
     """
     if not _takes(x) or not takes_size(x.shape[-1]):
-        return _rounded_behind(rms_norm(x, weight, eps), dtype, keeps)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device, x.dtype if keeps else None)
+        return _rounded_behind(rms_norm(x, weight, eps), rounding, keeps)
+    tokens = RoundedTokens.empty(x.shape, rounding, x.device, x.dtype if keeps else None)
     _launch_rms_norm(x, weight, eps, tokens)
     return tokens
 
@@ -324,7 +346,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 
 def rounded_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, keeps: bool = False
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding, keeps: bool = False
 ) -> RoundedTokens:
     """`round_tokens` of the normalized sum, in one operation.
 
@@ -333,14 +355,14 @@ def rounded_add_rms_norm(
         residual: [num_tokens, size] the residual stream; holds the sum afterwards.
         weight: [size].
         eps: Added to the mean square.
-        dtype: 8-bit dtype, as `round_tokens` takes it.
+        rounding: A symmetric one without a static scale, as `round_tokens` takes it.
         keeps: Whether the norm itself is stored too, as `unrounded`.
 
     Returns:
         [num_tokens, size].
     """
     if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
-        return _rounded_behind(add_rms_norm(x, residual, weight, eps), dtype, keeps)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device, x.dtype if keeps else None)
+        return _rounded_behind(add_rms_norm(x, residual, weight, eps), rounding, keeps)
+    tokens = RoundedTokens.empty(x.shape, rounding, x.device, x.dtype if keeps else None)
     _launch_add_rms_norm(x, residual, weight, eps, tokens)
     return tokens

@@ -42,6 +42,7 @@ from torch.nn import functional
 
 from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.triton_runtime import uses_triton
 
 # The types that there are, and the largest number of each.
@@ -85,17 +86,16 @@ class RoundedTokens:
     def empty(
         cls,
         shape: Sequence[int],
-        dtype: torch.dtype,
+        rounding: InputRounding,
         device: torch.device,
         unrounded: torch.dtype | None = None,
-        group_size: int = 0,
     ) -> RoundedTokens:
-        """Room for [num_tokens, size] in one of `LARGEST`'s types, and in the model's if given."""
-        num_tokens, size = shape
+        """Room for [num_tokens, size] that are rounded so, and in the model's type if given."""
+        (num_tokens, size), group_size = shape, rounding.group_size
         multiple = _ROOM_TOKENS_IN_GROUPS if group_size else _ROOM_TOKENS
         room = math.ceil(num_tokens / multiple) * multiple
         groups = math.ceil(size / group_size) if group_size else 1
-        numbers = torch.empty(room, size, dtype=dtype, device=device)[:num_tokens]
+        numbers = torch.empty(room, size, dtype=rounding.number, device=device)[:num_tokens]
         scales = torch.empty(groups, room, dtype=torch.float32, device=device).t()[:num_tokens]
         kept = None if unrounded is None else torch.empty(shape, dtype=unrounded, device=device)
         return cls(numbers, scales, kept, group_size)
@@ -119,8 +119,14 @@ class RoundedTokens:
         numbers, scales = (part.as_strided((num_tokens, part.shape[1]), part.stride()) for part in parts)
         return RoundedTokens(numbers, scales, group_size=self.group_size)
 
-    def grouping(self, block: int) -> tuple[int, int, int]:
+    def is_rounded_by(self, rounding: InputRounding | None) -> bool:
+        """Whether they are such numbers, with scales of such groups, as a product may ask for."""
+        return rounding is not None and (self.numbers.dtype, self.group_size) == (rounding.number, rounding.group_size)
+
+    def grouping(self, block: int) -> tuple[int | None, int, int]:
         """`room`, GROUP and GROUPS of `store_rounded`; programs hold `block` numbers of a token."""
+        if not self.group_size:
+            return None, 0, 1
         return self.scales.stride(1), min(self.group_size, block), self.scales.shape[1]
 
     def values(self) -> Tensor:
@@ -143,19 +149,21 @@ def unrounded(x: Activations) -> Tensor:
     return x.unrounded
 
 
-def as_taken(x: Activations, number: torch.dtype | None) -> Activations:
-    """Tokens as a product takes them that may be given `number`; None: the model's type alone."""
-    return x if isinstance(x, RoundedTokens) and x.numbers.dtype is number else unrounded(x)
+def as_taken(x: Activations, rounding: InputRounding | None) -> Activations:
+    """Tokens for a product that takes them rounded so; None: it takes the model's type alone.
+
+    Tokens that are rounded in another way are given in the model's type.
+    """
+    return x if isinstance(x, RoundedTokens) and x.is_rounded_by(rounding) else unrounded(x)
 
 
-def round_tokens_reference(
-    x: Tensor, dtype: torch.dtype, static: float | None = None, group_size: int = 0
-) -> RoundedTokens:
+def round_tokens_reference(x: Tensor, rounding: InputRounding) -> RoundedTokens:
     """Specification of `round_tokens`, in plain PyTorch."""
+    dtype, static, group_size = rounding.number, rounding.scale, rounding.group_size
     if group_size:
-        tokens = RoundedTokens.empty(x.shape, dtype, x.device, group_size=group_size)
+        tokens = RoundedTokens.empty(x.shape, rounding, x.device)
         padded = functional.pad(x, (0, -x.shape[1] % group_size))
-        groups = round_tokens_reference(padded.reshape(-1, group_size), dtype, static)
+        groups = round_tokens_reference(padded.reshape(-1, group_size), dataclasses.replace(rounding, group_size=0))
         tokens.numbers.copy_(groups.numbers.view(padded.shape)[:, : x.shape[1]])
         tokens.scales.copy_(groups.scales.view(tokens.scales.shape))
         return tokens
@@ -175,7 +183,7 @@ def round_tokens_reference(
 @triton.jit
 def store_rounded(
     wide, out, scales, places, mask, rows, is_row, DTYPE: tl.constexpr, static=None,
-    GROUP: tl.constexpr = 0, GROUPS: tl.constexpr = 1, room=0,
+    GROUP: tl.constexpr = 0, GROUPS: tl.constexpr = 1, room=None,
 ):  # fmt: skip
     """Stores whole rows, each a token, as numbers of 8 bits and scales.
 
@@ -191,7 +199,7 @@ def store_rounded(
         static: The scale of all tokens; None: each has its own.
         GROUP: Numbers of a group, a power of two up to n; 0: all of a token's.
         GROUPS: Groups of a token, the last maybe shorter.
-        room: Tokens for which a group has scales.
+        room: Tokens for which a group has scales; None: there are no groups.
     """
     wide = wide.to(DTYPE).to(tl.float32)
     ROWS: tl.constexpr = wide.shape[0]
@@ -270,26 +278,24 @@ def takes_size(size: int) -> bool:
     return 1 < size <= _LONGEST_ROW
 
 
-def round_tokens(x: Tensor, dtype: torch.dtype, static: float | None = None, group_size: int = 0) -> RoundedTokens:
+def round_tokens(x: Tensor, rounding: InputRounding) -> RoundedTokens:
     """Rounds each token to the nearest numbers of its own scale or scales, or of one that is given.
 
     Args:
         x: [num_tokens, size] bf16, fp16 or fp32.
-        dtype: torch.float8_e4m3fn or torch.int8. Kernels round to the former on cards that
-            multiply it (sm_89 and later).
-        static: The scale of all tokens, above 0; None: each has its own.
-        group_size: Inputs that share a scale, a power of two; 0: all of a token's.
+        rounding: A symmetric one, of groups of a power of two, of tokens, or of a static scale
+            above 0. Kernels round to e4m3 on cards that multiply it (sm_89 and later).
 
     Returns:
         [num_tokens, size].
     """
     num_tokens, size = x.shape
     if not uses_triton(x) or not takes_size(size) or num_tokens == 0:
-        return round_tokens_reference(x, dtype, static, group_size)
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device, group_size=group_size)
+        return round_tokens_reference(x, rounding)
+    tokens = RoundedTokens.empty(x.shape, rounding, x.device)
     (rows, block, num_warps), early = launch_rule(size), card.launches_early(x.device)
     _round_kernel[(triton.cdiv(num_tokens, rows),)](
-        x.contiguous(), tokens.numbers, tokens.scales, static, num_tokens, *tokens.grouping(block), size, rows, block,
-        early, num_warps=num_warps, launch_pdl=early,
+        x.contiguous(), tokens.numbers, tokens.scales, rounding.scale, num_tokens, *tokens.grouping(block), size,
+        rows, block, early, num_warps=num_warps, launch_pdl=early,
     )  # fmt: skip
     return tokens

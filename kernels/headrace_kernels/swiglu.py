@@ -9,7 +9,8 @@ Launch rules. Plain: 1,024 outputs of one row a program up to 64 rows, so that f
 many multiprocessors, 2,048 beyond, so that more loads are under way; 4 warps. Rounded, where a
 row's scale is wanted before any of it is stored: a row a program, up to 64 numbers a thread, so
 that several rows are under way on a multiprocessor. At 14,336 outputs 8 warps leave no lane idle
-and reach 4.26 TB/s at 8,192 rows on an H200 (docs/experiments.md, "Launch rules of kernels").
+and reach 4.26 TB/s at 8,192 rows on an H200 (docs/experiments.md, "Launch rules of kernels"). Rows
+that are rounded in groups have a program each, too, which is not measured.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -25,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import (
     RoundedTokens,
     round_tokens,
@@ -49,9 +51,11 @@ def swiglu_reference(gate_up: Tensor, activation: Activation = "silu") -> Tensor
     return passed.mul_(up)
 
 
-def rounded_swiglu_reference(gate_up: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> RoundedTokens:
+def rounded_swiglu_reference(
+    gate_up: Tensor, rounding: InputRounding, activation: Activation = "silu"
+) -> RoundedTokens:
     """SwiGLU in the type of gate_up, then rounded. See `rounded_swiglu`."""
-    return round_tokens_reference(swiglu_reference(gate_up, activation), dtype)
+    return round_tokens_reference(swiglu_reference(gate_up, activation), rounding)
 
 
 @triton.jit
@@ -79,7 +83,10 @@ def _swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GEL
 
 
 @triton.jit
-def _rounded_swiglu_kernel(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
+def _rounded_swiglu_kernel(
+    gate_up, out, scales, room, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     offs = tl.arange(0, BLOCK)[None, :]
     mask = offs < SIZE
@@ -87,8 +94,9 @@ def _rounded_swiglu_kernel(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.c
     gate = tl.load(start + offs, mask=mask, other=0.0)
     up = tl.load(start + SIZE + offs, mask=mask, other=0.0)
     store_rounded(
-        _gated(gate, up, IS_GELU), out, scales, rows[:, None] * SIZE + offs, mask, rows, None, gate_up.dtype.element_ty
-    )
+        _gated(gate, up, IS_GELU), out, scales, rows[:, None] * SIZE + offs, mask, rows, None,
+        gate_up.dtype.element_ty, None, GROUP, GROUPS, room,
+    )  # fmt: skip
 
 
 def launch_rule(num_tokens: int) -> tuple[int, int]:
@@ -126,12 +134,12 @@ def swiglu(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     return run(gate_up, activation)
 
 
-def rounded_swiglu(gate_up: Tensor, dtype: torch.dtype, activation: Activation = "silu") -> RoundedTokens:
+def rounded_swiglu(gate_up: Tensor, rounding: InputRounding, activation: Activation = "silu") -> RoundedTokens:
     """`round_tokens` of `swiglu`, in one operation.
 
     Args:
         gate_up: [num_tokens, 2 * size], the gate in the first half, the value in the second.
-        dtype: 8-bit dtype, as `round_tokens` takes it.
+        rounding: A symmetric one without a static scale, as `round_tokens` takes it.
         activation: What the gate passes through.
 
     Returns:
@@ -139,10 +147,11 @@ def rounded_swiglu(gate_up: Tensor, dtype: torch.dtype, activation: Activation =
     """
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     if not uses_triton(gate_up) or size > _LONGEST_ROW or not takes_size(size) or num_tokens == 0:
-        return round_tokens(swiglu(gate_up, activation), dtype)
-    tokens = RoundedTokens.empty((num_tokens, size), dtype, gate_up.device)
+        return round_tokens(swiglu(gate_up, activation), rounding)
+    tokens = RoundedTokens.empty((num_tokens, size), rounding, gate_up.device)
     block, num_warps = rounded_launch_rule(size)
     _rounded_swiglu_kernel[(num_tokens,)](
-        gate_up.contiguous(), tokens.numbers, tokens.scales, size, block, activation == "gelu_tanh", num_warps=num_warps
-    )
+        gate_up.contiguous(), tokens.numbers, tokens.scales, *tokens.grouping(block), size, block,
+        activation == "gelu_tanh", num_warps=num_warps,
+    )  # fmt: skip
     return tokens

@@ -45,6 +45,7 @@ from headrace_kernels.experts.routing import (
     sort_pairs_reference,
 )
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts, choose_scored_experts_reference
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import dense_small_batch, dense_small_batch_kernels, gemv_8bit, gemv_int4, quantized
 from headrace_kernels.linear.dense_small_batch import (
     launch_rule,
@@ -245,10 +246,11 @@ def test_norms_read_only_their_weight_before_they_wait(monkeypatch: pytest.Monke
 
 def test_tokens_are_rounded_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Numbers("cpu", torch.float32, 11).randn(3, 2100)
-    expected = round_tokens_reference(x, torch.int8)
+    rounding = InputRounding(torch.int8)
+    expected = round_tokens_reference(x, rounding)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         ahead = KernelsAhead(monkeypatch, rounded_tokens, (x,))
-        found = round_tokens(x, torch.int8)
+        found = round_tokens(x, rounding)
     assert torch.equal(found.numbers, expected.numbers) and torch.equal(found.scales, expected.scales)
     assert ahead.waits == ahead.released == 3
 
@@ -484,11 +486,11 @@ def test_a_chain_of_mixtures_of_many_tokens_computes_what_launches_one_by_one_do
         residual.copy_(start)
         pending = torch.zeros_like(residual)
         for weight, gate_up, down in layers:
-            number = rounds_to(num_tokens, gate_up, down)
-            if number is None:
+            rounding = rounds_to(num_tokens, gate_up, down)
+            if rounding is None:
                 normed: Activations = add_rms_norm(pending, residual, norm, EPS)
             else:
-                normed = rounded_add_rms_norm(pending, residual, norm, EPS, number, keeps=True)
+                normed = rounded_add_rms_norm(pending, residual, norm, EPS, rounding, keeps=True)
             choice = choose_experts(unrounded(normed) @ weight.t(), per_token, True)
             pending = mixture(normed, choice, gate_up, down)
         residual.add_(pending)

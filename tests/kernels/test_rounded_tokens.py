@@ -15,6 +15,7 @@ from tests.support.any_two import any_two_meet
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, kernels_on, poisoned_memory
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import (
     add_rms_norm,
     rms_norm,
@@ -36,12 +37,16 @@ from headrace_kernels.triton_runtime import compilation_count
 
 EPS = 1e-5
 E4M3 = torch.float8_e4m3fn
+PER_TOKEN, IN_GROUPS = InputRounding(E4M3), InputRounding(E4M3, 128)
+# How a token's numbers are rounded: with its scale, or with one for each 128 of them.
+ROUNDINGS = (PER_TOKEN, IN_GROUPS, InputRounding(torch.int8))
 numbers_of_8_bits = pytest.mark.parametrize("number", LARGEST, ids=["e4m3", "int8"])
+roundings = pytest.mark.parametrize("rounding", ROUNDINGS, ids=["e4m3", "e4m3 groups", "int8"])
 devices = pytest.mark.parametrize("device", DEVICES)
-# An 8B Llama's tokens, and those of models that no power of two divides evenly: Qwen3-32B and -14B.
-# From one token to a chunk of a prompt.
+# An 8B Llama's tokens, those of Qwen3-30B-A3B and -8B, and those of models that no power of two
+# divides evenly: Qwen3-32B and -14B. From one token to a chunk of a prompt.
 MODEL_TOKENS = (1, 65, 256, 2048, 8192)
-MODEL_SIZES = ((4096, 14_336), (5120, 25_600), (5120, 17_408))
+MODEL_SIZES = ((4096, 14_336), (2048, 12_288), (5120, 25_600), (5120, 17_408))
 
 
 def skip_unless_multiplied(number: torch.dtype, device: str) -> None:
@@ -77,7 +82,7 @@ def assert_nearest(tokens: RoundedTokens, x: torch.Tensor) -> None:
 def test_the_reference_takes_the_nearest_numbers(dtype: torch.dtype, number: torch.dtype) -> None:
     x = Numbers("cpu", dtype).randn(5, 300) * torch.logspace(-3, 2, 5, dtype=dtype)[:, None]
     x[2] = 0
-    tokens = round_tokens_reference(x, number)
+    tokens = round_tokens_reference(x, InputRounding(number))
     assert tokens.numbers.dtype is number and not tokens.numbers[2].float().any()
     assert_nearest(tokens, x)
 
@@ -108,17 +113,17 @@ def test_the_kernel_equals_its_reference(rows: int, size: int, number: torch.dty
     skip_unless_multiplied(number, device)
     x = Numbers(device, torch.bfloat16).randn(rows, size) * 3
     with kernels_on(device), poisoned_memory(device):
-        found = round_tokens(x, number)
-    assert_as_reference(found, round_tokens_reference(x, number), device)
+        found = round_tokens(x, InputRounding(number))
+    assert_as_reference(found, round_tokens_reference(x, InputRounding(number)), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_groups_of_a_token_are_rounded_as_tokens_are(dtype: torch.dtype) -> None:
     x = Numbers("cpu", dtype).randn(5, 300) * torch.logspace(-3, 2, 300, dtype=dtype)
-    tokens = round_tokens_reference(x, E4M3, group_size=128)
+    tokens = round_tokens_reference(x, IN_GROUPS)
     assert tokens.scales.shape == (5, 3) and tokens.scales.stride(0) == 1
     for first in (0, 128, 256):
-        part = round_tokens_reference(x[:, first : first + 128], E4M3)
+        part = round_tokens_reference(x[:, first : first + 128], PER_TOKEN)
         assert same(RoundedTokens(tokens.numbers[:, first : first + 128], tokens.scales[:, first // 128, None]), part)
     torch.testing.assert_close(tokens.values(), x.float(), rtol=2**-4, atol=float(tokens.scales.max()) * 2**-9)
 
@@ -130,9 +135,9 @@ def test_the_kernel_equals_its_reference_in_groups(rows: int, size: int, number:
     skip_unless_multiplied(number, device)
     x = Numbers(device, torch.bfloat16).randn(rows, size) * torch.logspace(-3, 2, size, device=device).bfloat16()
     with kernels_on(device), poisoned_memory(device):
-        found = round_tokens(x, number, group_size=128)
+        found = round_tokens(x, InputRounding(number, 128))
     assert found.scales.shape == (rows, -(-size // 128))
-    assert_as_reference(found, round_tokens_reference(x, number, group_size=128), device)
+    assert_as_reference(found, round_tokens_reference(x, InputRounding(number, 128)), device)
 
 
 @numbers_of_8_bits
@@ -145,9 +150,10 @@ def test_the_kernel_equals_its_reference_at_a_static_scale(
     x = Numbers(device, torch.bfloat16).randn(rows, size) * 3
     # One that reaches all numbers, and one that cuts most off at either end.
     for static in (10 / LARGEST[number], 1 / LARGEST[number]):
+        rounding = InputRounding(number, scale=static)
         with kernels_on(device), poisoned_memory(device):
-            found = round_tokens(x, number, static)
-        expected = round_tokens_reference(x, number, static)
+            found = round_tokens(x, rounding)
+        expected = round_tokens_reference(x, rounding)
         assert_as_reference(found, expected, device)
         assert bool((found.scales == torch.tensor(static)).all())
         least, most = (float(edge) for edge in expected.numbers.float().aminmax())
@@ -165,9 +171,10 @@ def test_what_is_not_finite_spoils_its_token_at_a_static_scale_too(
     skip_unless_multiplied(number, device)
     x = torch.ones(3, 64, device=device)
     x[1, 7] = bad
+    rounding = InputRounding(number, scale=0.5)
     with kernels_on(device):
-        found = round_tokens(x, number, 0.5)
-    expected = round_tokens_reference(x, number, 0.5)
+        found = round_tokens(x, rounding)
+    expected = round_tokens_reference(x, rounding)
     for tokens in (found, expected):
         assert tokens.scales.isnan().flatten().tolist() == [False, True, False]
 
@@ -182,10 +189,10 @@ def test_ties_go_to_the_even_number(number: torch.dtype, device: str) -> None:
     )
     x = torch.cat((torch.tensor([LARGEST[number]]), halves))[None, :].to(device)
     even = [0, 2, 2, 0, -2, -2] if number is torch.int8 else [16, 20, -16, -20]
-    assert round_tokens_reference(x, number).numbers.float()[0, 1:].tolist() == even
+    assert round_tokens_reference(x, InputRounding(number)).numbers.float()[0, 1:].tolist() == even
     if device == "cuda" or number is torch.int8:
         with kernels_on(device):
-            assert round_tokens(x, number).numbers.float()[0, 1:].tolist() == even
+            assert round_tokens(x, InputRounding(number)).numbers.float()[0, 1:].tolist() == even
 
 
 @numbers_of_8_bits
@@ -198,7 +205,7 @@ def test_a_token_that_is_not_finite_spoils_itself_alone(bad: float, number: torc
     clean = x.clone()
     x[1, 7] = bad
     with kernels_on(device):
-        found, expected = round_tokens(x, number), round_tokens(clean, number)
+        found, expected = round_tokens(x, InputRounding(number)), round_tokens(clean, InputRounding(number))
     assert not found.scales[1].isfinite().any()
     assert same(
         RoundedTokens(found.numbers[::2], found.scales[::2]), RoundedTokens(expected.numbers[::2], expected.scales[::2])
@@ -207,13 +214,13 @@ def test_a_token_that_is_not_finite_spoils_itself_alone(bad: float, number: torc
 
 @pytest.mark.parametrize(("num_tokens", "filled"), [(1, 128), (128, 128), (129, 256), (300, 384)])
 def test_tokens_are_filled_up_with_what_lies_behind_them(num_tokens: int, filled: int) -> None:
-    tokens = RoundedTokens.empty((num_tokens, 48), E4M3, torch.device("cpu"))
+    tokens = RoundedTokens.empty((num_tokens, 48), PER_TOKEN, torch.device("cpu"))
     tokens.numbers.copy_(torch.arange(num_tokens * 48).view(num_tokens, 48) % 15)
     tokens.scales.copy_(torch.arange(num_tokens)[:, None])
     more = tokens.filled_up(128)
     assert more.numbers.shape == (filled, 48) and more.scales.shape == (filled, 1)
     assert same(RoundedTokens(more.numbers[:num_tokens], more.scales[:num_tokens]), tokens)
-    in_groups = RoundedTokens.empty((num_tokens, 48), E4M3, torch.device("cpu"), group_size=16).filled_up(64)
+    in_groups = RoundedTokens.empty((num_tokens, 48), InputRounding(E4M3, 16), torch.device("cpu")).filled_up(64)
     room = -(-num_tokens // 64) * 64
     assert in_groups.scales.shape == (room, 3) and in_groups.scales.stride() == (1, room)
     # A piece in the middle has the rest of the tokens behind it.
@@ -222,7 +229,7 @@ def test_tokens_are_filled_up_with_what_lies_behind_them(num_tokens: int, filled
 
 
 def test_tokens_without_memory_behind_them_stay_as_they_are() -> None:
-    tokens = round_tokens_reference(torch.randn(130, 48), E4M3)
+    tokens = round_tokens_reference(torch.randn(130, 48), PER_TOKEN)
     assert same(tokens.filled_up(128), tokens) and len(tokens.filled_up(65)) == 130
 
 
@@ -240,135 +247,165 @@ class Made:
         )
         self.gate_up = numbers.randn(rows, 2 * size) * 4
 
-    def norm(self, number: torch.dtype) -> tuple[Callable[[], RoundedTokens], ...]:
+    def norm(self, rounding: InputRounding) -> tuple[Callable[[], RoundedTokens], ...]:
         x, weight = self.x, self.weight
         return (
-            lambda: rounded_rms_norm(x, weight, EPS, number),
-            lambda: round_tokens(rms_norm(x, weight, EPS), number),
-            lambda: rounded_rms_norm_reference(x, weight, EPS, number),
+            lambda: rounded_rms_norm(x, weight, EPS, rounding),
+            lambda: round_tokens(rms_norm(x, weight, EPS), rounding),
+            lambda: rounded_rms_norm_reference(x, weight, EPS, rounding),
         )
 
-    def add_norm(self, number: torch.dtype) -> tuple[Callable[[], RoundedTokens], ...]:
+    def add_norm(self, rounding: InputRounding) -> tuple[Callable[[], RoundedTokens], ...]:
         """Each leaves the residual stream in `streams`."""
         x, weight = self.x, self.weight
         self.streams = streams = [self.residual.clone() for _ in range(3)]
         return (
-            lambda: rounded_add_rms_norm(x, streams[0], weight, EPS, number),
-            lambda: round_tokens(add_rms_norm(x, streams[1], weight, EPS), number),
-            lambda: rounded_add_rms_norm_reference(x, streams[2], weight, EPS, number),
+            lambda: rounded_add_rms_norm(x, streams[0], weight, EPS, rounding),
+            lambda: round_tokens(add_rms_norm(x, streams[1], weight, EPS), rounding),
+            lambda: rounded_add_rms_norm_reference(x, streams[2], weight, EPS, rounding),
         )
 
-    def activation(self, number: torch.dtype) -> tuple[Callable[[], RoundedTokens], ...]:
+    def activation(self, rounding: InputRounding) -> tuple[Callable[[], RoundedTokens], ...]:
         gate_up = self.gate_up
         return (
-            lambda: rounded_swiglu(gate_up, number),
-            lambda: round_tokens(swiglu(gate_up), number),
-            lambda: rounded_swiglu_reference(gate_up, number),
+            lambda: rounded_swiglu(gate_up, rounding),
+            lambda: round_tokens(swiglu(gate_up), rounding),
+            lambda: rounded_swiglu_reference(gate_up, rounding),
         )
 
-    def other_activation(self, number: torch.dtype) -> tuple[Callable[[], RoundedTokens], ...]:
+    def other_activation(self, rounding: InputRounding) -> tuple[Callable[[], RoundedTokens], ...]:
         gate_up = self.gate_up
         return (
-            lambda: rounded_swiglu(gate_up, number, "gelu_tanh"),
-            lambda: round_tokens(swiglu(gate_up, "gelu_tanh"), number),
-            lambda: rounded_swiglu_reference(gate_up, number, "gelu_tanh"),
+            lambda: rounded_swiglu(gate_up, rounding, "gelu_tanh"),
+            lambda: round_tokens(swiglu(gate_up, "gelu_tanh"), rounding),
+            lambda: rounded_swiglu_reference(gate_up, rounding, "gelu_tanh"),
         )
 
 
-def check_same_bits(made: Made, number: torch.dtype, device: str) -> None:
+def check_same_bits(made: Made, rounding: InputRounding, device: str) -> None:
     for ways in (made.norm, made.add_norm, made.activation, made.other_activation):
-        by_the_maker, behind, reference = ways(number)
+        by_the_maker, behind, reference = ways(rounding)
         with kernels_on(device), poisoned_memory(device):
             found, expected = by_the_maker(), behind()
-        assert found.numbers.dtype is number and found.scales.dtype is torch.float32
+        assert found.is_rounded_by(rounding) and found.scales.dtype is torch.float32
         assert same(found, expected), (
             f"{ways.__name__}: {float((found.numbers.float() != expected.numbers.float()).float().mean()):.2%} differ"
         )
         # Not the same sums, so here and there one rounding of the model's type less, and the number
         # beside. More of that in the interpreter, whose cast to e4m3 halves what rounds up to a
         # power of two; and a single number is much of a small case.
-        many = found.numbers.numel() > 1000 and (device == "cuda" or number is torch.int8)
-        restored = [each.numbers.float() * each.scales for each in (found, reference())]
+        many = found.numbers.numel() > 1000 and (device == "cuda" or rounding.number is torch.int8)
+        restored = [each.values() for each in (found, reference())]
         assert float((restored[0] - restored[1]).norm()) <= (0.03 if many else 0.15) * float(restored[1].norm())
     assert torch.equal(made.streams[0], made.streams[1])
 
 
-SMALL_SIZES = ((1, 1), (3, 7), (9, 64), (2, 896), (2, 2100), (0, 8))
+SMALL_SIZES = ((1, 1), (3, 7), (9, 64), (17, 128), (9, 256), (2, 896), (2, 2100), (0, 8))
 
 
 @devices
-@pytest.mark.parametrize(("size", "dtype", "number"), any_two_meet(SMALL_SIZES, DTYPES, tuple(LARGEST)), ids=str)
+@pytest.mark.parametrize(("size", "dtype", "rounding"), any_two_meet(SMALL_SIZES, DTYPES, ROUNDINGS), ids=str)
 def test_tokens_are_the_same_whoever_rounds_them(
-    size: tuple[int, int], dtype: torch.dtype, number: torch.dtype, device: str
+    size: tuple[int, int], dtype: torch.dtype, rounding: InputRounding, device: str
 ) -> None:
-    skip_unless_multiplied(number, device)
-    check_same_bits(Made(device, dtype, *size), number, device)
+    skip_unless_multiplied(rounding.number, device)
+    check_same_bits(Made(device, dtype, *size), rounding, device)
 
 
 @devices
-@pytest.mark.parametrize("size", [(3, 7), (9, 64), (2, 2100)])
-@pytest.mark.parametrize("number", LARGEST, ids=["e4m3", "int8"])
+@pytest.mark.parametrize("size", [2048, 4096, 5120, 12_288, 14_336])
+def test_groups_of_models_are_the_same_whoever_rounds_them(size: int, device: str) -> None:
+    skip_unless_multiplied(E4M3, device)
+    check_same_bits(Made(device, torch.bfloat16, 2, size), IN_GROUPS, device)
+
+
+@devices
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_group_that_is_not_finite_is_the_same_whoever_rounds_it(bad: float, device: str) -> None:
+    skip_unless_multiplied(E4M3, device)
+    made = Made(device, torch.bfloat16, 3, 384)
+    # A gate, in the second of a token's groups.
+    made.x[1, 200] = made.gate_up[1, 200] = bad
+    for ways in (made.norm, made.add_norm, made.activation, made.other_activation):
+        by_the_maker, behind, _ = ways(IN_GROUPS)
+        with kernels_on(device), poisoned_memory(device):
+            found, expected = by_the_maker(), behind()
+        assert same(found, expected)
+        # A norm's other groups are NaN or 0, as the token's mean square says.
+        groups = [1] if ways in (made.norm, made.add_norm) else [0, 1, 2]
+        is_finite = found.scales.isfinite()
+        assert bool(is_finite[::2].all()) and is_finite[1, groups].tolist() == [group != 1 for group in groups]
+
+
+@devices
+@pytest.mark.parametrize("size", [(3, 7), (9, 64), (9, 256), (2, 2100)])
+@roundings
 def test_a_norm_that_is_kept_is_the_one_that_is_rounded(
-    size: tuple[int, int], number: torch.dtype, device: str
+    size: tuple[int, int], rounding: InputRounding, device: str
 ) -> None:
-    skip_unless_multiplied(number, device)
+    skip_unless_multiplied(rounding.number, device)
     made = Made(device, torch.bfloat16, *size)
     x, weight, streams = made.x, made.weight, [made.residual.clone() for _ in range(2)]
     with kernels_on(device), poisoned_memory(device):
         for found, normed in (
-            (rounded_rms_norm(x, weight, EPS, number, keeps=True), rms_norm(x, weight, EPS)),
+            (rounded_rms_norm(x, weight, EPS, rounding, keeps=True), rms_norm(x, weight, EPS)),
             (
-                rounded_add_rms_norm(x, streams[0], weight, EPS, number, keeps=True),
+                rounded_add_rms_norm(x, streams[0], weight, EPS, rounding, keeps=True),
                 add_rms_norm(x, streams[1], weight, EPS),
             ),
         ):
-            assert torch.equal(unrounded(found), normed) and same(found, round_tokens(normed, number))
+            assert torch.equal(unrounded(found), normed) and same(found, round_tokens(normed, rounding))
     assert torch.equal(*streams)
 
 
 def test_a_product_takes_the_form_that_it_asks_for() -> None:
     plain = torch.ones(2, 8)
-    both = dataclasses.replace(round_tokens_reference(plain, E4M3), unrounded=plain)
-    assert as_taken(both, E4M3) is both
-    assert as_taken(both, torch.int8) is as_taken(both, None) is as_taken(plain, E4M3) is plain
+    for rounding in ROUNDINGS:
+        both = dataclasses.replace(round_tokens_reference(plain, rounding), unrounded=plain)
+        assert as_taken(both, rounding) is both
+        # Neither in other numbers nor with scales of other groups, nor where none are taken.
+        others = {*ROUNDINGS, dataclasses.replace(rounding, group_size=4), None} - {rounding}
+        assert all(as_taken(both, other) is plain for other in others)
+        assert as_taken(plain, rounding) is plain
 
 
 @pytest.mark.gpu
-@numbers_of_8_bits
+@roundings
 @pytest.mark.parametrize("hidden, inner", MODEL_SIZES)
-def test_tokens_of_models_are_the_same_whoever_rounds_them(hidden: int, inner: int, number: torch.dtype) -> None:
-    skip_unless_multiplied(number, "cuda")
+def test_tokens_of_models_are_the_same_whoever_rounds_them(hidden: int, inner: int, rounding: InputRounding) -> None:
+    skip_unless_multiplied(rounding.number, "cuda")
     for rows in MODEL_TOKENS:
         for size in (hidden, inner):
-            check_same_bits(Made("cuda", torch.bfloat16, rows, size), number, "cuda")
+            check_same_bits(Made("cuda", torch.bfloat16, rows, size), rounding, "cuda")
 
 
-@numbers_of_8_bits
+@roundings
 @devices
-def test_rows_too_long_for_a_program_are_rounded_behind(number: torch.dtype, device: str) -> None:
-    skip_unless_multiplied(number, device)
+def test_rows_too_long_for_a_program_are_rounded_behind(rounding: InputRounding, device: str) -> None:
+    skip_unless_multiplied(rounding.number, device)
     x, weight = Numbers(device, torch.float32).randn(2, 66_000), torch.ones(66_000, device=device)
     with kernels_on(device):
         for found, expected in (
-            (rounded_rms_norm(x, weight, EPS, number), rounded_rms_norm_reference(x, weight, EPS, number)),
+            (rounded_rms_norm(x, weight, EPS, rounding), rounded_rms_norm_reference(x, weight, EPS, rounding)),
             (
-                rounded_add_rms_norm(x, x.clone(), weight, EPS, number),
-                rounded_add_rms_norm_reference(x, x.clone(), weight, EPS, number),
+                rounded_add_rms_norm(x, x.clone(), weight, EPS, rounding),
+                rounded_add_rms_norm_reference(x, x.clone(), weight, EPS, rounding),
             ),
         ):
             assert same(found, expected)
 
 
 @pytest.mark.gpu
-@numbers_of_8_bits
-def test_no_number_of_tokens_compiles_anew(number: torch.dtype) -> None:
-    skip_unless_multiplied(number, "cuda")
+@roundings
+def test_no_number_of_tokens_compiles_anew(rounding: InputRounding) -> None:
+    skip_unless_multiplied(rounding.number, "cuda")
 
     def run(rows: int) -> None:
         made = Made("cuda", torch.bfloat16, rows, 192)
         for ways in (made.norm, made.add_norm, made.activation):
-            ways(number)[0]()
-        round_tokens(made.x, number)
+            ways(rounding)[0]()
+        round_tokens(made.x, rounding)
 
     with kernels_on("cuda"):
         run(7)

@@ -15,6 +15,7 @@ import torch
 from tests.models.checkpoints import ignore_progress, write_checkpoint
 from tests.models.paged_driver import PagedDriver, Row
 from tests.support.model_builds import load_model
+from tests.support.quantized_folders import Recipe, quantize_folder
 from tests.support.rank_threads import on_ranks
 
 from headrace_backend.layers.expert_mlp import ExpertMlp
@@ -23,13 +24,14 @@ from headrace_backend.quantization.low_bit_weight import LowBitWeight
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Scheme
 from headrace_kernels.experts import mixture
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.quantized import Path
 from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_tokens_reference
 from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 from headrace_model_folder import ModelFolder
 
-E4M3 = torch.float8_e4m3fn
+PER_TOKEN = InputRounding(torch.float8_e4m3fn)
 NUM_LAYERS = 3
 # Tokens from which products round, here.
 FEWEST = 5
@@ -49,7 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("rounded")
 
 
-def load(opened: ModelFolder, scheme: str, shard: Shard = ALONE) -> CausalLM:
+def load(opened: ModelFolder, scheme: str | None, shard: Shard = ALONE) -> CausalLM:
     return load_model(
         opened,
         opened.config,
@@ -58,7 +60,7 @@ def load(opened: ModelFolder, scheme: str, shard: Shard = ALONE) -> CausalLM:
         "folder",
         0,
         ignore_progress,
-        scheme=Scheme.named(scheme, 128),
+        scheme=None if scheme is None else Scheme.named(scheme, 128),
         shard=shard,
     )
 
@@ -118,6 +120,20 @@ def test_norms_and_activation_round_for_the_products_behind_them(
     assert 1e-4 < float(off) < (0.05 if scheme == "int8" else 0.2)
 
 
+def test_layers_in_blocks_are_given_tokens_rounded_in_their_groups(
+    base: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(base, "llama-wide")
+    recipe = Recipe("fp8", bits=8, group=128, activations="dynamic")
+    opened = ModelFolder.open(quantize_folder(base / "llama-wide", tmp_path, recipe).path)
+    model = load(opened, None)
+    calls = ManyRowsRound(monkeypatch)
+    found = logits(model)
+    assert (calls.rounded, calls.plain) == (2 * 3 * NUM_LAYERS, 2 * NUM_LAYERS)
+    calls.nobody_rounds_before()
+    assert torch.equal(logits(model), found)
+
+
 @schemes
 def test_several_ranks_add_up_before_they_round(
     scheme: str, base: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +154,7 @@ class ExpertsRound:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounded = self.plain = 0
         self._multiply = mixture.mixture
-        monkeypatch.setattr(mixture, "rounds_to", lambda num_tokens, *_: E4M3 if num_tokens >= FEWEST else None)
+        monkeypatch.setattr(mixture, "rounds_to", lambda num_tokens, *_: PER_TOKEN if num_tokens >= FEWEST else None)
         monkeypatch.setattr(mixture, "mixture", self._rounding)
 
     def _rounding(self, x: Activations, *about: Any) -> torch.Tensor:
@@ -148,7 +164,7 @@ class ExpertsRound:
             self.plain += len(x) >= FEWEST
             if len(x) < FEWEST:
                 return self._multiply(x, *about)
-            x = round_tokens_reference(x, E4M3)
+            x = round_tokens_reference(x, PER_TOKEN)
         return self._multiply(x.numbers.float() * x.scales, *about)
 
 

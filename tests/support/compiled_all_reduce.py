@@ -21,6 +21,7 @@ from tests.support.compiled_kernels import compiling_for, resources
 from headrace_kernels import card, rms_norm
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers
+from headrace_kernels.input_rounding import InputRounding
 
 WORLD_SIZE = 4
 SIZES = (4096, 8192)
@@ -49,8 +50,8 @@ def mean_squares(ptx: str) -> list[list[str]]:
     return [found[first : root + 1] for first, root in zip(firsts, roots, strict=True)]
 
 
-def launch_all(dtype: torch.dtype, rank: int, numbers: list[torch.dtype]) -> None:
-    """Every way, for some numbers of tokens; rounded to these types of 8 bits."""
+def launch_all(dtype: torch.dtype, rank: int, roundings: list[InputRounding]) -> None:
+    """Every way, for some numbers of tokens; rounded in each of these ways."""
     # Addresses of a card are no smaller.
     starts = [(1 << 40) + (rank << 30) for rank in range(WORLD_SIZE)]
     peers = Peers.of(starts, rank, 16 << 20, torch.device("cpu"))
@@ -61,17 +62,19 @@ def launch_all(dtype: torch.dtype, rank: int, numbers: list[torch.dtype]) -> Non
             all_reduce.one_shot(x, peers)
             all_reduce.two_shot(x, peers)
             all_reduce.all_reduce_add_rms_norm(x, x.clone(), weight, 1e-5, peers)
-        for num_tokens, number in itertools.product((1, 65, 256), numbers):
+        for num_tokens, rounding in itertools.product((1, 65, 256), roundings):
             x = torch.empty(num_tokens, size, dtype=dtype)
-            all_reduce.all_reduce_rounded_add_rms_norm(x, x.clone(), weight, 1e-5, number, peers)
-            rms_norm.rounded_add_rms_norm(x, x.clone(), weight, 1e-5, number)
+            all_reduce.all_reduce_rounded_add_rms_norm(x, x.clone(), weight, 1e-5, rounding, peers)
+            rms_norm.rounded_add_rms_norm(x, x.clone(), weight, 1e-5, rounding)
 
 
 if __name__ == "__main__":
     assert not triton.knobs.runtime.interpret, "unset TRITON_INTERPRET"
     arch = int(sys.argv[1])
     # Cards multiply e4m3 from sm_89 on.
-    rounded = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
+    roundings = [InputRounding(torch.int8)]
+    if arch >= 89:
+        roundings += [InputRounding(torch.float8_e4m3fn), InputRounding(torch.float8_e4m3fn, 128)]
     with (
         mock.patch.object(rms_norm, "uses_triton", lambda x: True),
         mock.patch.object(card, "launches_early", lambda device: arch >= 90),
@@ -79,8 +82,8 @@ if __name__ == "__main__":
     ):
         for each in (torch.bfloat16, torch.float16):
             # The rank is no constant: all ranks share what one has compiled.
-            launch_all(each, 0, rounded)
-            launch_all(each, 1, rounded)
+            launch_all(each, 0, roundings)
+            launch_all(each, 1, roundings)
     for kernel in {id(kernel): kernel for kernel in compiled}.values():
         found = {name: len(re.findall(words, kernel.asm["ptx"], re.DOTALL)) for name, words in _INSTRUCTIONS.items()}
         found["layout_changes"] = kernel.asm["ttgir"].count("convert_layout")

@@ -39,6 +39,7 @@ from headrace_kernels.attention import rope_kv
 from headrace_kernels.experts import mixture, router, routing, scored_routing
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import Gating
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
     dense_small_batch,
@@ -505,7 +506,8 @@ def compile_w4a8(arch: int) -> list[Any]:
         for num_rows, product, group in itertools.product((128, 256), _PRODUCTS[1:4], (64, 128)):
             outputs = product.num_outputs * (1 + product.gated)
             weight = allocate(QuantKind.INT4, outputs, product.num_inputs, group, torch.bfloat16, torch.device("cpu"))
-            tokens = RoundedTokens.empty((num_rows, product.num_inputs), torch.float8_e4m3fn, torch.device("cpu"))
+            rounding = InputRounding(torch.float8_e4m3fn)
+            tokens = RoundedTokens.empty((num_rows, product.num_inputs), rounding, torch.device("cpu"))
             plane = plane_inputs(product.num_inputs, group)
             sums = torch.empty(num_rows, product.num_inputs // (4 * plane) * gemm_sm90.SUMS_OF_STEP)
             bias, out = (torch.empty(*rows, outputs, dtype=torch.bfloat16) for rows in ((), (num_rows,)))
@@ -573,7 +575,7 @@ def compile_arranged(arch: int, every: bool = False) -> list[Any]:
                 gemm_weight_only.dequantize_into(weight, range(8), torch.empty(8, product.num_inputs, dtype=dtype))
         sizes = (4096, 14_336, 14_336)
         weight = allocate(QuantKind.INT8, *sizes, torch.bfloat16, torch.device("cpu"))
-        tokens = RoundedTokens.empty((300, 14_336), torch.int8, torch.device("cpu"))
+        tokens = RoundedTokens.empty((300, 14_336), InputRounding(torch.int8), torch.device("cpu"))
         gemm_int8.scaled_linear(tokens, weight, None)
         input_order.take_inputs(torch.empty(300, 14_336, dtype=torch.bfloat16), torch.empty(14_336, dtype=torch.int32))
     return compiled
@@ -583,26 +585,29 @@ def compile_rounded(arch: int) -> list[Any]:
     """Compiles the rounding of tokens of an 8B Llama and of a model of 5,120.
 
     They are rounded by what makes them, and by a kernel of their own, which also takes a static
-    scale; to e4m3 where the card multiplies it, and so is an INT4 weight that is to be multiplied
-    by such tokens.
+    scale; to e4m3, also in groups, where the card multiplies it, and so is an INT4 weight that is
+    to be multiplied by such tokens.
     """
-    numbers = [torch.int8, torch.float8_e4m3fn] if arch >= 89 else [torch.int8]
+    roundings = [InputRounding(torch.int8)]
+    if arch >= 89:
+        roundings += [InputRounding(torch.float8_e4m3fn), InputRounding(torch.float8_e4m3fn, 128)]
     with contextlib.ExitStack() as stack:
         for room in (rms_norm, rounded_tokens, swiglu, dequantized):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
         compiled = stack.enter_context(compiling_for(arch))
-        for number, dtype, (hidden, inner) in itertools.product(
-            numbers, (torch.bfloat16, torch.float16), ((4096, 14_336), (5120, 25_600))
+        for rounding, dtype, (hidden, inner) in itertools.product(
+            roundings, (torch.bfloat16, torch.float16), ((4096, 14_336), (5120, 25_600))
         ):
             x, weight = torch.empty(3, hidden, dtype=dtype), torch.empty(hidden, dtype=dtype)
-            rms_norm.rounded_rms_norm(x, weight, 1e-5, number)
-            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number)
-            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, number, keeps=True)
+            rms_norm.rounded_rms_norm(x, weight, 1e-5, rounding)
+            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, rounding)
+            rms_norm.rounded_add_rms_norm(x, x, weight, 1e-5, rounding, keeps=True)
             for activation in ("silu", "gelu_tanh"):
-                swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), number, activation)
-            rounded_tokens.round_tokens(x, number)
-            rounded_tokens.round_tokens(x, number, 0.5)
+                swiglu.rounded_swiglu(torch.empty(3, 2 * inner, dtype=dtype), rounding, activation)
+            rounded_tokens.round_tokens(x, rounding)
+            if not rounding.group_size:
+                rounded_tokens.round_tokens(x, dataclasses.replace(rounding, scale=0.5))
         if arch >= 89:
             weight = allocate(QuantKind.INT4, 6144, 4096, 128, torch.bfloat16, torch.device("cpu"))
             dequantized.round_to_e4m3(weight, range(6144), torch.empty(6144, 4096, dtype=torch.float8_e4m3fn))

@@ -21,6 +21,7 @@ from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.attention.paged import RawHeads, rotate_write_attend
 from headrace_kernels.attention.rope_kv import rope_and_write_kv
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.output_gates import gate_heads, without_gates
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
@@ -80,7 +81,7 @@ class Attention(nn.Module):
         """Computes the attention of the step's tokens, without the output projection.
 
         Args:
-            x: [num_tokens, hidden_size], rounded to 8 bits if `rounds_to` says so.
+            x: [num_tokens, hidden_size], in the model's type or rounded as `rounds_to` says.
             rotations: The step's rows of the rotary table.
             kv_cache: This layer's cache; the tokens' keys and values are written first.
             metadata: The step.
@@ -90,8 +91,8 @@ class Attention(nn.Module):
         """
         return self.gated(self.qkv_proj(x), rotations, kv_cache, metadata)
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `heads` may be given so many tokens, or None: the model's."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for `heads`; None: not at all."""
         return self.qkv_proj.rounds_to(num_tokens)
 
     def add_to(

@@ -33,6 +33,7 @@ from headrace_backend.layers.rotary import Rotations
 from headrace_backend.layers.step_metadata import StepMetadata, StepPieces
 from headrace_backend.layers.stream_taps import StreamTaps
 from headrace_backend.parallel.collectives import Collectives, PendingAllReduce
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import Activations
 
 
@@ -48,7 +49,7 @@ class _Piece:
     pending: PendingAllReduce | None = None
 
     def normed(
-        self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], torch.dtype | None], keeps: bool = False
+        self, norm: RmsNorm | PlainStream, rounds_to: Callable[[int], InputRounding | None], keeps: bool = False
     ) -> Activations:
         """The norm of the residual stream, once the pending all-reduce is in it."""
         added = None if self.pending is None else self.pending.wait()

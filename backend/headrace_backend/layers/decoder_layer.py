@@ -108,8 +108,8 @@ class DecoderLayer(nn.Module):
             return self.after_heads(heads, residual, own_input)
         self.self_attn.o_proj.add_to(residual, heads)
         assert isinstance(self.mlp, GatedMlp), "of experts each has a part of the output"
-        number = self.mlp.rounds_to(len(residual))
-        self.mlp.add_output(residual, self.post_attention_layernorm.of_stream(None, residual, number))
+        rounding = self.mlp.rounds_to(len(residual))
+        self.mlp.add_output(residual, self.post_attention_layernorm.of_stream(None, residual, rounding))
         return None
 
     def _adds(self, num_tokens: int) -> bool:

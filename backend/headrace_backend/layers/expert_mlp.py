@@ -27,6 +27,7 @@ from headrace_kernels.experts.gating import GELU, SILU, Gating, gated_reference
 from headrace_kernels.experts.router import choose_after_norm, chooses_at_once
 from headrace_kernels.experts.routing import Choice, choose_experts
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import Activations, as_taken, unrounded
 from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Linear, SigmoidScores
@@ -170,8 +171,8 @@ class ExpertMlp(nn.Module):
         weights = self.gate_up_proj.weights
         return gated_reference(functional.linear(x, weights.expert(index), weights.expert_bias(index)), self._gating)
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for `forward`; None: not at all."""
         return mixture.rounds_to(num_tokens, *self._weights)
 
     def fuses(self, num_tokens: int) -> bool:

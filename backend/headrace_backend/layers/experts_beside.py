@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator
 
-import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.expert_mlp import ExpertMlp
@@ -21,6 +20,7 @@ from headrace_backend.layers.norm import RmsNorm, residual_norm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.experts.routing import Choice
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder.description import BesideMlp, Experts
@@ -86,8 +86,8 @@ class ExpertsBeside(nn.Module):
         mixed = self.experts.mixed(tokens, choice)
         return dense.add_(self.output_norm.of_output(mixed))
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which the MLP may be given so many tokens; None: none."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for the MLP; None: not at all."""
         return self.mlp.rounds_to(num_tokens)
 
     def fuses(self, num_tokens: int) -> bool:

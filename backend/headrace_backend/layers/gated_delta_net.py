@@ -25,6 +25,7 @@ from headrace_backend.layers.step_metadata import StepMetadata, recurrent_entrie
 from headrace_backend.quantization.linear_weight import LinearWeight
 from headrace_backend.weights.destination import LoggedRates, PickedColumns, PickedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.recurrence.delta_net import DeltaWeights, ProjectedTokens, delta_net
 from headrace_kernels.recurrence.gated_delta import DeltaHeads
 from headrace_kernels.recurrence.pending import states_of
@@ -181,8 +182,8 @@ class GatedDeltaNet(nn.Module):
             heads,
         )
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `heads` may be given tokens: none."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes tokens may round them for `heads`: not at all."""
         return None
 
     def launch_kind(self) -> Hashable:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.quantization.make_weight import make_weight
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import Activations
 from headrace_kernels.swiglu import Activation
 from headrace_model_folder.description import Linear
@@ -50,8 +50,8 @@ class ColumnLinear(ShardedModule):
             return self.weight.gated(x, self.bias, activation)
         return self.weight.product(x, self.bias)
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for `forward`; None: not at all."""
         return self.weight.rounds_to(num_tokens)
 
     def after_norm(self, norm: RmsNorm, x: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ class RowLinear(ShardedModule):
         """[num_tokens, len(inputs)] -> [num_tokens, output_size]."""
         return self.weight.product(x, self.bias)
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for `forward`; None: not at all."""
         return self.weight.rounds_to(num_tokens)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
 from torch import Tensor, nn
 
 from headrace_backend.layers.linear import ColumnLinear, RowLinear
 from headrace_backend.layers.norm import RmsNorm
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import Activations
 from headrace_kernels.swiglu import rounded_swiglu
 from headrace_model_folder.description import Mlp
@@ -30,15 +30,15 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Activations) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape."""
-        number = self.down_proj.rounds_to(len(x))
-        if number is None:
+        rounding = self.down_proj.rounds_to(len(x))
+        if rounding is None:
             out: Tensor = self.down_proj(self.gate_up_proj(x, self._activation))
         else:
-            out = self.down_proj(rounded_swiglu(self.gate_up_proj(x), number, self._activation))
+            out = self.down_proj(rounded_swiglu(self.gate_up_proj(x), rounding, self._activation))
         return out
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type in which `forward` may be given so many tokens, or None: the model's."""
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How what makes so many tokens may round them for `forward`; None: not at all."""
         return self.gate_up_proj.rounds_to(num_tokens)
 
     def fuses(self, num_tokens: int) -> bool:

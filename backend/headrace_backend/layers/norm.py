@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.destination import RaisedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
 from headrace_kernels.rounded_tokens import Activations, round_tokens
 from headrace_model_folder.description import Norm
@@ -47,7 +48,7 @@ class RmsNorm(ShardedModule):
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def of_stream(
-        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
         """The norm of the residual stream, to which `pending` is added first in place.
 
@@ -55,10 +56,10 @@ class RmsNorm(ShardedModule):
             pending: [num_tokens, size] the output of the projection before, of several ranks this
                 one's part of it, which may be overwritten; None: nothing is added.
             residual: [num_tokens, size].
-            number: The 8-bit type to round to; None: the model's type.
+            rounding: How it is rounded to 8 bits; None: it keeps the model's type.
             keeps: Whether what is rounded is read in the model's type too.
         """
-        return self.of_sum(pending, residual, number, keeps)
+        return self.of_sum(pending, residual, rounding, keeps)
 
     def of_output(self, x: Tensor) -> Tensor:
         """The norm of a projection's output, of several ranks of the sum of their parts.
@@ -69,13 +70,13 @@ class RmsNorm(ShardedModule):
         return normed
 
     def of_sum(
-        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, added: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
         """Returns the norm of the stream and `added`, which is already the whole output."""
         about = (residual, self.weight, self.eps)
         if added is None:
-            return rms_norm(*about) if number is None else rounded_rms_norm(*about, number, keeps)
-        return add_rms_norm(added, *about) if number is None else rounded_add_rms_norm(added, *about, number, keeps)
+            return rms_norm(*about) if rounding is None else rounded_rms_norm(*about, rounding, keeps)
+        return add_rms_norm(added, *about) if rounding is None else rounded_add_rms_norm(added, *about, rounding, keeps)
 
     def checkpoint_parts(self) -> Iterator[CheckpointPart]:
         """The weight."""
@@ -103,21 +104,21 @@ class SummingRmsNorm(RmsNorm):
         return normed
 
     def of_stream(
-        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
         """Returns the norm of the residual stream after adding the all-reduced `pending` to it.
 
         `pending` may be overwritten.
         """
         if pending is None:
-            return self.of_sum(None, residual, number, keeps)
-        if number is None:
+            return self.of_sum(None, residual, rounding, keeps)
+        if rounding is None:
             return self.add(pending, residual)
         if keeps:
             # The kernels that all-reduce store one form.
             normed = self.add(pending, residual)
-            return dataclasses.replace(round_tokens(normed, number), unrounded=normed)
-        return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, number)
+            return dataclasses.replace(round_tokens(normed, rounding), unrounded=normed)
+        return self._shard.together.rounded_add_rms_norm(pending, residual, self.weight, self.eps, rounding)
 
 
 def norm_weight(norm: Norm, size: int, placement: Placement) -> nn.Parameter:
@@ -133,27 +134,27 @@ class PlainStream(nn.Module):
     """The residual stream as it is, where others have its norm. What is added to it is whole."""
 
     def of_stream(
-        self, pending: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, pending: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
         """Returns the residual stream, to which `pending` is added first in place.
 
         Args:
             pending: [num_tokens, size] the whole output of the layer before; None: there is none.
             residual: [num_tokens, size].
-            number: The 8-bit type to round to; None: the model's type, and the stream itself.
+            rounding: How it is rounded to 8 bits; None: it is the stream itself.
             keeps: Whether what is rounded is read in the model's type too.
         """
-        return self.of_sum(pending, residual, number, keeps)
+        return self.of_sum(pending, residual, rounding, keeps)
 
     def of_sum(
-        self, added: Tensor | None, residual: Tensor, number: torch.dtype | None, keeps: bool = False
+        self, added: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
         """Does what `of_stream` does."""
         if added is not None:
             residual.add_(added)
-        if number is None:
+        if rounding is None:
             return residual
-        return dataclasses.replace(round_tokens(residual, number), unrounded=residual if keeps else None)
+        return dataclasses.replace(round_tokens(residual, rounding), unrounded=residual if keeps else None)
 
 
 def residual_norm(norm: Norm, placement: Placement, is_whole: bool = False) -> RmsNorm:

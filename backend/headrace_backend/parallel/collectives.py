@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import add_rms_norm, rounded_add_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens
 
@@ -130,10 +131,10 @@ class Collectives(abc.ABC):
         return add_rms_norm(self.all_reduce(partial), residual, weight, eps)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding
     ) -> RoundedTokens:
-        """Does what `add_rms_norm` does, the norm rounded to 8 bits as `round_tokens` does."""
-        return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, dtype)
+        """Does what `add_rms_norm` does, the norm rounded as `round_tokens` does."""
+        return rounded_add_rms_norm(self.all_reduce(partial), residual, weight, eps, rounding)
 
     def gather_columns(self, part: Tensor, out: Tensor | None = None) -> Tensor:
         """The ranks' columns side by side: [num_rows, n] -> [num_rows, world_size * n].

@@ -20,6 +20,7 @@ from headrace_backend.parallel.nccl import NcclCollectives
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers, memory_bytes
 from headrace_kernels.collectives.words import SENTINEL, SENTINEL_BYTES
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # Largest tensor of the kernels; six times as much is taken of each card. 1,024 tokens of a width of
@@ -103,10 +104,10 @@ class SymmetricCollectives(Collectives):
         return all_reduce.all_reduce_add_rms_norm(partial, residual, weight, eps, self.peers)
 
     def rounded_add_rms_norm(
-        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+        self, partial: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding
     ) -> RoundedTokens:
         """Implements `Collectives.rounded_add_rms_norm`."""
         if not all_reduce.takes_rounded_norm(partial, self.peers):
-            return super().rounded_add_rms_norm(partial, residual, weight, eps, dtype)
+            return super().rounded_add_rms_norm(partial, residual, weight, eps, rounding)
         self._on_enter()
-        return all_reduce.all_reduce_rounded_add_rms_norm(partial, residual, weight, eps, dtype, self.peers)
+        return all_reduce.all_reduce_rounded_add_rms_norm(partial, residual, weight, eps, rounding, self.peers)

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from headrace_backend.weights.destination import Destination, TensorRows
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.launch_kind import launch_kind
 from headrace_kernels.linear import dense
 from headrace_kernels.linear import dense_small_batch as small_linear
@@ -85,10 +85,10 @@ class LinearWeight(nn.Module, abc.ABC):
         Weights with the same fuse and round alike, too.
         """
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
-        """The 8-bit type to which a product of so many tokens rounds them first.
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
+        """How the operation before may round so many tokens, for `multiply_rounded`.
 
-        The operation before may then round them. None: the product takes them as they are.
+        None: it may not, and the product takes them in the model's type.
         """
         return None
 

@@ -83,7 +83,7 @@ class LowBitWeight(LinearWeight):
         """Implements `LinearWeight.launch_kind`."""
         return type(self), launch_kind(self.quantized)
 
-    def rounds_to(self, num_tokens: int) -> torch.dtype | None:
+    def rounds_to(self, num_tokens: int) -> InputRounding | None:
         """Implements `LinearWeight.rounds_to`."""
         return quantized_linear.rounds_to(num_tokens, self.quantized)
 

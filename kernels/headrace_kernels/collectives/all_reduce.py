@@ -29,6 +29,7 @@ from headrace_kernels.collectives.all_reduce_kernels import (
     two_shot_norm_kernel,
 )
 from headrace_kernels.collectives.slots import BUFFERS, KINDS, STATE_SIZE
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import add_rms_norm_reference, launch_rule, rounded_add_rms_norm_reference
 from headrace_kernels.rounded_tokens import RoundedTokens
 
@@ -111,10 +112,10 @@ def all_reduce_add_rms_norm_reference(parts: Sequence[Tensor], residual: Tensor,
 
 
 def all_reduce_rounded_add_rms_norm_reference(
-    parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+    parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding
 ) -> RoundedTokens:
     """`residual += all-reduce of the parts` in place, then its norm, rounded to 8 bits."""
-    return rounded_add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps, dtype)
+    return rounded_add_rms_norm_reference(all_reduce_reference(parts), residual, weight, eps, rounding)
 
 
 def takes(x: Tensor, peers: Peers) -> bool:
@@ -239,7 +240,7 @@ def all_reduce_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
 
 
 def all_reduce_rounded_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, peers: Peers
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: InputRounding, peers: Peers
 ) -> RoundedTokens:
     """Does `all_reduce_add_rms_norm`, with the norm rounded to 8 bits.
 
@@ -251,14 +252,14 @@ def all_reduce_rounded_add_rms_norm(
         residual: [num_rows, size] contiguous, in x's type; the same on all ranks.
         weight: [size].
         eps: Added to the mean square.
-        dtype: 8-bit dtype, as `round_tokens` takes it.
+        rounding: A symmetric one without a static scale, as `round_tokens` takes it.
         peers: The group.
 
     Returns:
         [num_rows, size].
     """
     assert can_rounded_norm(x, peers), "no whole vectors, or more than slots or programs can take"
-    tokens = RoundedTokens.empty(x.shape, dtype, x.device)
+    tokens = RoundedTokens.empty(x.shape, rounding, x.device)
     num_rows, size = x.shape
     # Threads as the norm's own kernel has them.
     _, block, num_warps = launch_rule(size)
@@ -266,7 +267,8 @@ def all_reduce_rounded_add_rms_norm(
     constants = (peers.slot_bytes, size, peers.world_size, PROGRAMS, block * x.itemsize // _VECTOR_BYTES)
     early = card.launches_early(x.device)
     limits = {"num_warps": num_warps, "maxnreg": _MOST_REGISTERS, "launch_pdl": early}
-    two_shot_norm_kernel[(PROGRAMS,)](*arguments, num_rows, eps, *constants, early, **limits)
+    grouping = tokens.grouping(block)
+    two_shot_norm_kernel[(PROGRAMS,)](*arguments, num_rows, eps, *grouping, *constants, early, **limits)
     return tokens
 
 

@@ -229,6 +229,9 @@ def two_shot_norm_kernel(
     rank,
     num_rows,
     eps,
+    room,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     SLOT_BYTES: tl.constexpr,
     SIZE: tl.constexpr,
     WORLD: tl.constexpr,
@@ -238,7 +241,8 @@ def two_shot_norm_kernel(
 ):
     """Does `one_shot_norm_kernel` for at most PROGRAMS rows a share, at most SLOT_BYTES.
 
-    Norms are as `store_added_norm` stores them: of 16 bits, or with `scales` of 8.
+    Norms are as `store_added_norm` stores them: of 16 bits, or with `scales` of 8, in groups if
+    `room`, GROUP and GROUPS say so.
 
     Rows lie in threads as the norm's own kernel has them, so that the two, one after the other,
     give the same bits.
@@ -288,5 +292,8 @@ def two_shot_norm_kernel(
             # Of one slot, which is nobody's own.
             words = await_vectors(slots + sums + slot * SLOT_BYTES, vectors, mask, -1, words, SLOT_BYTES, 1)
         added = tl.reshape(numbers_of(words[0], words[1], words[2], words[3], TYPE), (1, BLOCK * NUMBERS))
-        store_added_norm(added, stream, factors, residual, out, scales, places, is_number, rows, num_left, eps, SIZE)
+        store_added_norm(
+            added, stream, factors, residual, out, scales, places, is_number, rows, num_left, eps, SIZE,
+            room, GROUP, GROUPS,
+        )  # fmt: skip
     count_call(state, now[0], share * VECTORS, share * VECTORS)

@@ -31,6 +31,7 @@ from headrace_kernels.experts.mixture_kernels import (
     multiply_tiles,
     round_rows,
     rounds_rows,
+    row_rounding,
 )
 from headrace_kernels.experts.mxfp4_gemv import multiply_few
 from headrace_kernels.experts.mxfp4_kernels import multiply_many
@@ -43,7 +44,6 @@ from headrace_kernels.rounded_tokens import Activations, RoundedTokens, round_to
 from headrace_kernels.triton_runtime import INTERPRETED, uses_triton
 from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight
 
 # Tokens up to which each reads the weights of its experts for itself, in fp32. On a GPU that serves
 # tests that want exact sums: tensor cores would cut it to tf32.
@@ -100,11 +100,7 @@ def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | N
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and weights.dtype.itemsize == 2
-    if not is_taken or num_tokens <= 1 or not rounds_rows(weights):
-        return None
-    weight = weights.weight
-    assert isinstance(weight, QuantizedWeight), "FP8"
-    return InputRounding(torch.float8_e4m3fn, weight.group_size if weight.is_grouped else 0)
+    return row_rounding(weights) if is_taken and num_tokens > 1 and rounds_rows(weights) else None
 
 
 def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[bool, bool]:
@@ -113,19 +109,17 @@ def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tupl
     return of_tokens, of_inner
 
 
-def rounds_to(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> torch.dtype | None:
-    """The 8-bit type in which `mixture` may be given so many tokens; None: the model's alone.
+def rounds_to(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> InputRounding | None:
+    """How what makes so many tokens may round them for `mixture`; None: not at all.
 
-    What makes the tokens rounds each by a scale of its own, so groups of inputs that have one each
-    are rounded by the mixture. Decided on the host, by sizes, kind and card alone.
+    Decided on the host, by sizes, kind and card alone.
 
     Args:
         num_tokens: Tokens of the step, padding included.
         gate_up: Gates and ups of all experts.
         down: Down projections of all experts.
     """
-    rounding = None if isinstance(down.weight, BlockWeight) else input_rounding(num_tokens, gate_up)
-    return rounding.number if rounding is not None and rounding.is_per_token else None
+    return None if isinstance(down.weight, BlockWeight) else input_rounding(num_tokens, gate_up)
 
 
 def mixture_reference(
@@ -152,9 +146,7 @@ def mixture_reference(
 
 def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows rounded as `round_rows` does, and back in their type."""
-    assert isinstance(weights.weight, QuantizedWeight), "FP8"
-    group_size = weights.weight.group_size if weights.weight.is_grouped else 0
-    return round_tokens_reference(x, torch.float8_e4m3fn, group_size=group_size).values().to(x.dtype)
+    return round_tokens_reference(x, row_rounding(weights)).values().to(x.dtype)
 
 
 def mixture(
@@ -163,7 +155,7 @@ def mixture(
     """Computes each token with its experts.
 
     Args:
-        x: [num_tokens, hidden] in the model's type, or rounded if `rounds_to` says so.
+        x: [num_tokens, hidden] in the model's type, or rounded as `rounds_to` says.
         choice: Experts and weights of the tokens.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
@@ -175,6 +167,7 @@ def mixture(
         Whether inputs of products are rounded too, `rounds` says.
     """
     if isinstance(x, RoundedTokens):
+        assert x.is_rounded_by(row_rounding(gate_up)), "tokens in other numbers or groups"
         out = x.scales.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
         _multiply_many(x, choice, gate_up, down, out, gating)
         return out

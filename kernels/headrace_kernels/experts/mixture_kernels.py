@@ -37,6 +37,7 @@ from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_s
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.columns import four_columns
@@ -421,11 +422,16 @@ def rounds_rows(weights: ExpertWeights) -> bool:
     return fits and (INTERPRETED or card.has_warpgroup_products(weights.storage.device))
 
 
-def round_rows(x: Tensor, weights: ExpertWeights) -> RoundedTokens:
-    """Rounds rows [num_rows, num_inputs] to e4m3, for weights that `rounds_rows`."""
+def row_rounding(weights: ExpertWeights) -> InputRounding:
+    """How rows are rounded for weights that `rounds_rows`."""
     weight = weights.weight
     assert isinstance(weight, QuantizedWeight), "FP8"
-    return round_tokens(x, torch.float8_e4m3fn, group_size=weight.group_size if weight.is_grouped else 0)
+    return InputRounding(torch.float8_e4m3fn, weight.group_size if weight.is_grouped else 0)
+
+
+def round_rows(x: Tensor, weights: ExpertWeights) -> RoundedTokens:
+    """Rounds rows [num_rows, num_inputs] to e4m3, for weights that `rounds_rows`."""
+    return round_tokens(x, row_rounding(weights))
 
 
 def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:

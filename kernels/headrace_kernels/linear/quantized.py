@@ -40,7 +40,7 @@ from headrace_kernels.rounded_tokens import RoundedTokens, round_tokens
 from headrace_kernels.swiglu import swiglu, swiglu_reference
 from headrace_kernels.triton_runtime import uses_triton
 from headrace_kernels.weight_formats import dequantized_buffer
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize
+from headrace_kernels.weight_formats.quantized_weight import INPUT_NUMBERS, QuantizedWeight, QuantKind, dequantize
 
 # Rows up to which the GEMM multiplies by the bits; more rows take dequantized weights and cuBLAS
 # (INT4, 128 rows: 8.4 ms against 9.1; docs/experiments.md, "Launch rules of products").
@@ -156,9 +156,7 @@ def _ordered_linear(
     """`linear` of inputs that are in the weight's order already."""
     path = path_rule(x.shape[0], weight)
     if path is Path.SCALED:
-        rounding = _scaled_rounding(weight)
-        tokens = round_tokens(x, rounding.number, rounding.scale, rounding.group_size)
-        product = rounded_linear(tokens, weight, bias).to(out_dtype or x.dtype)
+        product = rounded_linear(round_tokens(x, _scaled_rounding(weight)), weight, bias).to(out_dtype or x.dtype)
         return product if out is None else out.copy_(product)
     if path is Path.DEQUANTIZED:
         return dequantized_linear(x, weight, bias, out_dtype, out)
@@ -198,35 +196,28 @@ def _multiply_fused(
         multiply_small_batch(x, weight, bias, out, small_batch_rule(x.shape[0], weight, gated), norm, gated, add)
 
 
-def _number(weight: QuantizedWeight) -> torch.dtype:
-    """The dtype of a weight's 8-bit activations."""
-    return torch.int8 if weight.kind is QuantKind.INT8 else torch.float8_e4m3fn
-
-
 def _scaled_rounding(weight: QuantizedWeight) -> InputRounding:
     """How tokens are rounded for products in 8 bits with this weight."""
     if weight.kind is QuantKind.FP8:
         return gemm_fp8.rounding(weight)
-    return weight.inputs or InputRounding(_number(weight))
+    return weight.inputs or InputRounding(INPUT_NUMBERS[weight.kind])
 
 
-def rounds_to(num_rows: int, weight: QuantizedWeight) -> torch.dtype | None:
-    """The 8-bit dtype to which `linear` rounds `num_rows` tokens first; None: it rounds none.
+def rounds_to(num_rows: int, weight: QuantizedWeight) -> InputRounding | None:
+    """How what makes `num_rows` tokens may round them for `rounded_linear`.
 
-    What makes the tokens may round them then (`rounded_linear`).
-
-    Decided on the host, by sizes alone.
+    None: they are for `linear`, in the model's type. Decided on the host, by sizes alone.
 
     Args:
         num_rows: Rows of the step, padding included.
         weight: The layer's weight.
     """
-    # Inputs are put in order before they are rounded, and what makes tokens knows scales of their
-    # own alone.
+    # Inputs are put in order before they are rounded, and a kernel of its own alone knows static
+    # scales.
     if weight.order is not None or path_rule(num_rows, weight) is not Path.SCALED:
         return None
     rounding = _scaled_rounding(weight)
-    return rounding.number if rounding.is_per_token and rounding.scale is None else None
+    return rounding if rounding.scale is None else None
 
 
 def input_rounding(num_rows: int, weight: QuantizedWeight) -> InputRounding | None:
@@ -243,17 +234,17 @@ def input_rounding(num_rows: int, weight: QuantizedWeight) -> InputRounding | No
 
 
 def rounded_linear(tokens: RoundedTokens, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """`linear` of tokens that are rounded to the weight's type of 8 bits.
+    """`linear` of tokens that are rounded already.
 
     Args:
-        tokens: [num_tokens, in].
-        weight: One for which `rounds_to` returns a type.
+        tokens: [num_tokens, in], rounded as `rounds_to` says.
+        weight: One for which it says so.
         bias: [out].
 
     Returns:
         [num_tokens, out] in the weight's activation type.
     """
-    assert tokens.numbers.dtype == _number(weight)
+    assert tokens.is_rounded_by(_scaled_rounding(weight)), "tokens in other numbers or groups"
     return _SCALED[weight.kind](tokens, weight, bias)
 
 
@@ -277,9 +268,9 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: QuantizedWei
     Returns:
         [num_rows, out] in the type of x.
     """
-    number = rounds_to(x.shape[0], weight)
-    if number is not None:
-        return rounded_linear(rounded_rms_norm(x, norm_weight, eps, number), weight, bias)
+    rounding = rounds_to(x.shape[0], weight)
+    if rounding is not None:
+        return rounded_linear(rounded_rms_norm(x, norm_weight, eps, rounding), weight, bias)
     if weight.order is not None or not fuses(x.shape[0], weight):
         return linear(rms_norm(x, norm_weight, eps), weight, bias)
     out = x.new_empty(x.shape[0], weight.num_outputs)

@@ -24,6 +24,7 @@ from torch import Tensor
 from headrace_kernels.collectives import all_reduce
 from headrace_kernels.collectives.all_reduce import Peers
 from headrace_kernels.collectives.words import SENTINEL
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import RoundedTokens
 
 # A call's way, by its name in the list of calls.
@@ -39,8 +40,8 @@ class Case:
     x: Tensor
     residual: Tensor | None = None
     weight: Tensor | None = None
-    # Of 8 bits, to which the norm is rounded.
-    number: torch.dtype | None = None
+    # Of the norm, to 8 bits.
+    rounding: InputRounding | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,8 @@ def called(case: Case, x: Tensor, residual: Tensor | None, peers: Peers) -> Resu
     """Makes the call with tensors of this rank's, of which it changes the residual stream."""
     if residual is None or case.weight is None:
         return WAYS[case.way](x, peers), None
-    if case.number is not None:
-        about = (case.weight, EPS, case.number, peers)
+    if case.rounding is not None:
+        about = (case.weight, EPS, case.rounding, peers)
         return all_reduce.all_reduce_rounded_add_rms_norm(x, residual, *about), residual
     return all_reduce.all_reduce_add_rms_norm(x, residual, case.weight, EPS, peers), residual
 

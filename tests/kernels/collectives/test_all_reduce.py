@@ -37,11 +37,17 @@ from headrace_kernels.collectives.all_reduce import (
     takes_rounded_norm,
 )
 from headrace_kernels.collectives.words import SENTINEL
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rms_norm import rounded_add_rms_norm
 from headrace_kernels.rounded_tokens import RoundedTokens
 from headrace_kernels.triton_runtime import INTERPRETED, forced
 
 _WORDS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+ROUNDINGS = {
+    "e4m3": InputRounding(torch.float8_e4m3fn),
+    "groups": InputRounding(torch.float8_e4m3fn, 128),
+    "int8": InputRounding(torch.int8),
+}
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="ranks without cards are processes with the interpreter")
 
 
@@ -58,8 +64,7 @@ def case(way: str, *shape: int, world_size: int, dtype: torch.dtype = torch.floa
     if way in ("one", "two"):
         return Case(way, x)
     residual = drawn(*shape, seed=seed + 1, dtype=dtype)
-    number = torch.float8_e4m3fn if way == "e4m3" else torch.int8 if way == "int8" else None
-    return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype), number)
+    return Case(way, x, residual, drawn(shape[-1], seed=seed + 2, dtype=dtype), ROUNDINGS.get(way))
 
 
 @functools.cache
@@ -118,10 +123,11 @@ def check_rounded(results: list[Result], each: Case) -> None:
 
     The stream is as the reference has it.
     """
-    assert each.residual is not None and each.weight is not None and each.number is not None
+    assert each.residual is not None and each.weight is not None and each.rounding is not None
     residual = each.residual.clone()
     with forced():
-        expected = rounded_add_rms_norm(all_reduce_reference(each.x.unbind()), residual, each.weight, EPS, each.number)
+        total = all_reduce_reference(each.x.unbind())
+        expected = rounded_add_rms_norm(total, residual, each.weight, EPS, each.rounding)
     for out, after in results:
         assert same_tokens(out, expected) and after is not None
         check_same(after, residual)
@@ -130,7 +136,7 @@ def check_rounded(results: list[Result], each: Case) -> None:
 def check(found: Results, cases: list[Case]) -> None:
     for index, each in enumerate(cases):
         results = [rank[index] for rank in found]
-        if each.number is not None:
+        if each.rounding is not None:
             check_rounded(results, each)
             continue
         first, _ = results[0]
@@ -164,15 +170,13 @@ def drawn_case(draw: random.Random, world_size: int, seed: int) -> Case:
 
     Two shots have sizes around what leaves the last ranks less or nothing.
     """
-    way = draw.choice(["one", "one", "two", "norm", "e4m3", "int8"])
-    dtypes = (
-        [torch.bfloat16, torch.float16] if way in ("e4m3", "int8") else [torch.float32, torch.bfloat16, torch.float16]
-    )
+    way = draw.choice(["one", "one", "two", "norm", *ROUNDINGS])
+    dtypes = [torch.bfloat16, torch.float16] if way in ROUNDINGS else [torch.float32, torch.bfloat16, torch.float16]
     dtype = draw.choice(dtypes)
     vector = 16 // dtype.itemsize
     if way == "norm":
         shape = [draw.choice([1, 2]), vector * draw.choice([1, 5, 127, 128, 200])]
-    elif way in ("e4m3", "int8"):
+    elif way in ROUNDINGS:
         # Up to what four programs have of each rank's rows, the last ones' fewer or none; 1,032 is
         # just more than the norm's own kernel has two of in a program.
         shape = [draw.choice([1, 2, world_size + 1, 3 * world_size - 1]), draw.choice([1032, 1288])]
@@ -228,7 +232,7 @@ def awkward_rounded_cases() -> list[Case]:
     stream = drawn(5, 1032, seed=4, dtype=torch.float16)
     stream[3] = 0.0
     about = (rows, stream, drawn(1032, seed=5, dtype=torch.float16))
-    return [Case("rounded", *about, number) for number in (torch.float8_e4m3fn, torch.int8)]
+    return [Case("rounded", *about, rounding) for rounding in ROUNDINGS.values()]
 
 
 def awkward_cases(way: str) -> list[Case]:

@@ -34,8 +34,8 @@ def check_rounded_norms(kernels: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 def test_every_kernel_is_compiled_once(arch: int) -> None:
-    # Cards multiply e4m3 from sm_89 on: one type of 8 bits, or both.
-    rounded = 4 if arch < 89 else 8
+    # Cards multiply e4m3 from sm_89 on: one type of 8 bits, or both, e4m3 in groups too.
+    rounded = 4 if arch < 89 else 12
     kernels = compiled("compiled_all_reduce", arch)
     assert Counter(kernel["name"] for kernel in kernels) == {
         "one_shot_kernel": 2,

@@ -14,6 +14,7 @@ from headrace_kernels.experts import mixture_kernels
 from headrace_kernels.experts.mixture import mixture, mixture_reference, rounds, rounds_to
 from headrace_kernels.experts.mixture_kernels import multiply_pairs, round_rows
 from headrace_kernels.experts.routing import sort_pairs_reference
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import round_tokens_reference
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantKind
 
@@ -61,17 +62,22 @@ def test_fp8_takes_rounded_rows_of_more_than_one_token(
     case.arrange(group, arrangement)
     with kernels_on("cpu"):
         assert [rounds(count, case.gate_up, case.down) for count in (1, 2)] == [(False, False), (taken, taken)]
-        # What makes the tokens gives each one scale, and blocks have one for each 128 inputs.
-        number = E4M3 if taken and not group else None
-        assert [rounds_to(count, case.gate_up, case.down) for count in (1, 2)] == [None, number]
+        # What makes the tokens rounds them with as many scales as a block's inputs ask for.
+        rounding = InputRounding(E4M3, group) if taken else None
+        assert [rounds_to(count, case.gate_up, case.down) for count in (1, 2)] == [None, rounding]
     assert rounds(5, case.gate_up, case.down) == (False, False)
     assert rounds_to(5, case.gate_up, case.down) is None
 
 
-def test_tokens_may_be_rounded_by_what_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group", [0, 128], ids=["outputs", "blocks"])
+def test_tokens_may_be_rounded_by_what_makes_them(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture_kernels, "round_tokens", round_tokens_reference)
-    case = Case((5, 3, 2, 128, 128), QuantKind.FP8, torch.bfloat16, "cpu")
-    tokens = round_tokens_reference(case.x, E4M3)
+    case = Case((5, 3, 2, 256, 128), QuantKind.FP8, torch.bfloat16, "cpu")
+    if group:
+        case.arrange(group, Arrangement(scale_outputs=8))
+    tokens, others = (round_tokens_reference(case.x, InputRounding(E4M3, size)) for size in (group, 128 - group))
     with kernels_on("cpu"), poisoned_memory("cpu"):
         found, behind = (mixture(x, case.choice, case.gate_up, case.down) for x in (tokens, case.x))
+        with pytest.raises(AssertionError, match="other numbers or groups"):
+            mixture(others, case.choice, case.gate_up, case.down)
     assert found.dtype is torch.bfloat16 and torch.equal(found, behind)

@@ -233,7 +233,7 @@ def test_products_of_rounded_activations_equal_their_reference(dtype: torch.dtyp
         weight = rounding(outputs, inputs, dtype, device)
         x = torch.randn(rows, inputs, device=device).to(dtype)
         bias = torch.randn(outputs, device=device).to(dtype)
-        tokens = round_tokens(x, torch.int8)
+        tokens = round_tokens(x, InputRounding(torch.int8))
         found = gemm_int8.scaled_linear(tokens, weight, bias)
         expected = gemm_int8.scaled_linear_reference(tokens, weight, bias)
         # Sums are exact: what is left is the rounding of the result, and the order of two scales
@@ -265,7 +265,7 @@ def test_only_many_rows_of_a_scheme_that_says_so_round_activations(device: str) 
         Path.GEMM,
         Path.SCALED,
     ]
-    assert [quantized_linear.rounds_to(rows, weight) for rows in (64, 65)] == [None, torch.int8]
+    assert [quantized_linear.rounds_to(rows, weight) for rows in (64, 65)] == [None, InputRounding(torch.int8)]
     plain = allocate(QuantKind.INT8, 32, 64, 64, torch.bfloat16, torch.device(device))
     assert path_rule(65, plain) is Path.GEMM and quantized_linear.rounds_to(65, plain) is None
 

@@ -64,7 +64,7 @@ def test_fp8_is_multiplied_as_such_where_the_card_can(arch: int) -> None:
     assert found == {80: in_16_bits, 86: in_16_bits, 89: by_library, 90: by_kernel}[arch]
     # What makes the tokens rounds them for such products, and for no other.
     assert [rounds_to(rows, weight) for rows in ROWS] == [
-        torch.float8_e4m3fn if path is Path.SCALED else None for path in found
+        InputRounding(torch.float8_e4m3fn) if path is Path.SCALED else None for path in found
     ]
 
 
@@ -74,9 +74,9 @@ def test_blocks_of_fp8_are_multiplied_as_such_on_sm_90(arch: int) -> None:
         weight = made(QuantKind.FP8, 128, Arrangement(scale_outputs=128, inputs=inputs))
         is_scaled = [path is Path.SCALED for path in paths(weight)]
         assert is_scaled == ([False, False, *[True] * 5] if arch == 90 else [False] * 7)
-        assert [input_rounding(rows, weight) for rows in ROWS] == [groups if each else None for each in is_scaled]
-        # What makes tokens knows one scale for each.
-        assert {rounds_to(rows, weight) for rows in ROWS} == {None}
+        # By the product, or by what makes its tokens.
+        for rule in (input_rounding, rounds_to):
+            assert [rule(rows, weight) for rows in ROWS] == [groups if each else None for each in is_scaled]
     assert path_rule(17, weight) is (Path.SCALED if arch == 90 else Path.GEMM)
 
 

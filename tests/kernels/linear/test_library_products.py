@@ -8,6 +8,7 @@ from tests.support.kernel_case import poisoned_memory
 from torch.nn import functional
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear.cublas.bindings import LibraryProduct, ProductShape, TileName, cublas_lt
 from headrace_kernels.linear.cublas.fp8 import block_product, library_product
 from headrace_kernels.linear.cublas.plain import tiled_linear
@@ -25,11 +26,12 @@ from headrace_kernels.weight_formats.quantized_weight import (
 )
 
 E4M3 = torch.float8_e4m3fn
+PER_TOKEN, IN_GROUPS = InputRounding(E4M3), InputRounding(E4M3, 128)
 
 
 def tokens_of(num_tokens: int, size: int) -> RoundedTokens:
     """Tokens behind which NaN lies, as it may."""
-    tokens = RoundedTokens.empty((num_tokens, size), E4M3, torch.device("cpu"))
+    tokens = RoundedTokens.empty((num_tokens, size), PER_TOKEN, torch.device("cpu"))
     everything = tokens.filled_up(128)
     everything.numbers.view(torch.int8).fill_(0x7F)
     everything.scales.fill_(torch.nan)
@@ -62,7 +64,7 @@ def test_rows_fill_the_tiles_of_the_library(rows: int, is_sm_90: bool, monkeypat
 
 
 def groups_of(num_tokens: int, size: int) -> RoundedTokens:
-    return round_tokens_reference(torch.randn(num_tokens, size), E4M3, group_size=128)
+    return round_tokens_reference(torch.randn(num_tokens, size), IN_GROUPS)
 
 
 @pytest.mark.parametrize("rows", [1, 128, 130, 5121])
@@ -113,7 +115,7 @@ def test_a_card_multiplies_blocks_of_fp8(rows: int) -> None:
         bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16) * 50
         with poisoned_memory("cuda"):
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            tokens = round_tokens(x * torch.logspace(-1, 1, inputs, device="cuda").bfloat16(), E4M3, group_size=128)
+            tokens = round_tokens(x * torch.logspace(-1, 1, inputs, device="cuda").bfloat16(), IN_GROUPS)
             found = [scaled_linear(tokens, weight, each) for each in (None, bias)]
         wide = tokens.values().double() @ dequantize(weight, torch.empty(outputs, inputs, device="cuda")).double().t()
         for each, expected in zip(found, (wide, wide + bias.double()), strict=True):
@@ -146,7 +148,7 @@ def test_a_card_multiplies_rows_that_fill_no_tile(rows: int) -> None:
         pytest.skip("needs FP8 tensor cores")
     quantize_rows(torch.randn(28_672, 4096, device="cuda"), weight, 0)
     with poisoned_memory("cuda"):
-        tokens = round_tokens(torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16), E4M3)
+        tokens = round_tokens(torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16), PER_TOKEN)
         found = scaled_linear(tokens, weight, None)
     wide = (tokens.numbers.double() @ weight.packed.double().t()) * tokens.scales.double() * weight.scales.double()
     assert found.shape == (rows, 28_672) and float((found.double() - wide).norm() / wide.norm()) < 3e-3
@@ -164,7 +166,7 @@ def test_a_tile_that_the_library_is_given_gives_the_bits_of_its_own(sizes: tuple
     scales = torch.rand(outputs, device=device) + 0.5
     bias = torch.randn(outputs, device=device, dtype=torch.bfloat16) if has_bias else None
     for rows in (33, 64, 96, 128, 192, 256, 320, 448, 512):
-        tokens = round_tokens(torch.randn(rows, inputs, device=device, dtype=torch.bfloat16), E4M3)
+        tokens = round_tokens(torch.randn(rows, inputs, device=device, dtype=torch.bfloat16), PER_TOKEN)
         # The first launch is inside of a capture, as that of a graph's step may be.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -220,7 +222,7 @@ def test_fast_sums_lose_less_than_rounding_does(inputs: int) -> None:
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
         numbers = torch.randn(2048, inputs, device="cuda").to(E4M3)
         for signs, most in ((x, rounding / 10), (x.abs(), 2 * rounding)):
-            tokens = round_tokens(signs, E4M3)
+            tokens = round_tokens(signs, PER_TOKEN)
             weight = numbers if signs is x else numbers.float().abs().to(E4M3)
             expected = (tokens.numbers.double() * tokens.scales.double()) @ weight.double().t()
             found = library_product(tokens, weight, scales, None)
@@ -238,7 +240,7 @@ def test_given_tiles_keep_more_than_14_bits_of_long_products() -> None:
     numbers = torch.randn(4096, 14_336, device="cuda").abs().to(E4M3)
     scales = torch.ones(4096, device="cuda")
     for rows in (64, 256, 512):
-        tokens = round_tokens(torch.randn(rows, 14_336, device="cuda", dtype=torch.bfloat16).abs(), E4M3)
+        tokens = round_tokens(torch.randn(rows, 14_336, device="cuda", dtype=torch.bfloat16).abs(), PER_TOKEN)
         expected = (tokens.numbers.double() * tokens.scales.double()) @ numbers.double().t()
         found = library_product(tokens, numbers, scales, None)
         # Half a unit of bf16, and what four additions of 32 products each cut off at 14 bits. The

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace_backend.quantization import product_check
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_fp8
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.cublas import bindings, fp8, plain, tiles
@@ -23,6 +24,7 @@ from headrace_kernels.linear.quantized import Path, path_rule
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+PER_TOKEN = InputRounding(E4M3)
 H200 = 132
 CPU = torch.device("cpu")
 
@@ -119,7 +121,8 @@ def test_tokens_are_rounded_from_fewer_rows_where_tiles_are_given(
     monkeypatch.setattr(card, "multiprocessors", lambda device: H200)
     monkeypatch.setattr(card, "shared_bytes", lambda device: 232_448)
     weight = weight_of(28_672, 4096)
-    assert [quantized_linear.rounds_to(rows, weight) for rows in (fewest - 1, fewest, 600)] == [None, E4M3, E4M3]
+    found = [quantized_linear.rounds_to(rows, weight) for rows in (fewest - 1, fewest, 600)]
+    assert found == [None, PER_TOKEN, PER_TOKEN]
     assert path_rule(fewest, weight) is Path.SCALED and not quantized_linear.fuses(fewest, weight)
     # An output layer keeps its tokens, and sizes that the tensor cores don't take are no products.
     head, odd = weight_of(128_256, 4096, keeps=True), weight_of(100, 4096)

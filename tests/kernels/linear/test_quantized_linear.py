@@ -12,6 +12,7 @@ import torch
 from tests.support.any_two import any_two_meet
 from tests.support.kernel_case import DEVICES, DTYPES, ROUNDING, Numbers, kernels_on
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import gemm_dequantized, launch_rules
 from headrace_kernels.linear import quantized as quantized_linear
 from headrace_kernels.linear.gemm_fp8 import can_scale, scaled_linear
@@ -365,7 +366,7 @@ def test_products_of_8_bit_activations_agree_with_fp64(outputs: int, inputs: int
         product = Product(QuantKind.FP8, rows, outputs, inputs, inputs, torch.bfloat16, "cuda")
         if not can_scale(product.weight):
             pytest.skip("needs FP8 tensor cores")
-        tokens = round_tokens(product.x, torch.float8_e4m3fn)
+        tokens = round_tokens(product.x, InputRounding(torch.float8_e4m3fn))
         x = tokens.numbers.double() * tokens.scales.double()
         found = scaled_linear(tokens, product.weight, product.bias)
         # Tensor cores that add up alone keep 14 bits of a sum.

@@ -11,6 +11,7 @@ from tests.support.gluon_emulation import emulating
 from tests.support.kernel_case import kernels_on, poisoned_memory
 from torch import Tensor
 
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear.w4a8 import gemm_sm90
 from headrace_kernels.linear.w4a8.gemm_sm90 import W4A8Tile, multiply_w4a8
 from headrace_kernels.linear.w4a8.token_sums import token_sums_reference
@@ -30,7 +31,7 @@ CASES = (
 
 
 def tokens_of(product: Product) -> RoundedTokens:
-    return round_tokens_reference(product.x, torch.float8_e4m3fn)
+    return round_tokens_reference(product.x, InputRounding(torch.float8_e4m3fn))
 
 
 def assembly(source: str, operands: list[Any], kind: Any) -> Tensor:

@@ -23,7 +23,8 @@ from headrace_kernels.rounded_tokens import round_tokens
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
 
 E4M3 = torch.float8_e4m3fn
-ROUNDED = Arrangement(inputs=InputRounding(E4M3))
+PER_TOKEN = InputRounding(E4M3)
+ROUNDED = Arrangement(inputs=PER_TOKEN)
 
 
 @pytest.fixture(params=DEVICES)
@@ -88,7 +89,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_scheme_that_says_so_rounds_tokens_from_65_rows_on() -> None:
     plain, rounding = weight_of(4096, 4096, arrangement=Arrangement()), weight_of(4096, 4096)
     assert [quantized_linear.rounds_to(rows, plain) for rows in (1, 65, 4096)] == [None] * 3
-    assert [quantized_linear.rounds_to(rows, rounding) for rows in (1, 64, 65, 4096)] == [None, None, E4M3, E4M3]
+    found = [quantized_linear.rounds_to(rows, rounding) for rows in (1, 64, 65, 4096)]
+    assert found == [None, None, PER_TOKEN, PER_TOKEN]
     # The kernel multiplies up to 256 rows, and groups of 64 and more.
     assert w4a8.w4a8_rule(256, rounding) is not None and w4a8.w4a8_rule(257, rounding) is None
     narrow = weight_of(4096, 4096, 32)
@@ -106,7 +108,7 @@ def test_a_cpu_rounds_inputs_of_any_number_of_rows() -> None:
     weight = allocate(QuantKind.INT4, 24, 256, 64, torch.float32, torch.device("cpu"), ROUNDED)
     for part in ("packed", "scales", "zeros"):
         getattr(weight, part).copy_(getattr(product.weight, part))
-    expected = rounded_inputs(product.x, InputRounding(E4M3)).double() @ product.numbers.t()
+    expected = rounded_inputs(product.x, PER_TOKEN).double() @ product.numbers.t()
     torch.testing.assert_close(quantized_linear.linear(product.x, weight).double(), expected, rtol=1e-5, atol=1e-4)
 
 
@@ -119,7 +121,7 @@ def test_a_card_multiplies_as_fp64_does(outputs: int, inputs: int, group: int) -
         pytest.skip("needs a GPU with FP8 products")
     for rows in (65, 128, 200, 256, 300, 1000):
         product = Product(QuantKind.INT4, rows, outputs, inputs, group, torch.bfloat16, "cuda")
-        tokens = round_tokens(product.x, E4M3)
+        tokens = round_tokens(product.x, PER_TOKEN)
         x = tokens.numbers.double() * tokens.scales.double()
         found, again = (w4a8.scaled_linear(tokens, product.weight, product.bias) for _ in range(2))
         expected = product.expected(x)

@@ -28,6 +28,7 @@ from torch.nn import functional
 from torch.nn.functional import ScalingType, SwizzleType
 
 from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear.cublas.bindings import ProductShape, Scales, loaded_library
 from headrace_kernels.linear.cublas.tiled import tiled_product
 from headrace_kernels.linear.cublas.tiles import OWN_FP8_ROWS
@@ -67,7 +68,8 @@ def block_product(tokens: RoundedTokens, numbers: Tensor, scales: Tensor, bias: 
     filled = tokens.filled_up(_WHOLE_ROWS)
     if len(filled) % _WHOLE_ROWS or filled.scales.stride(1) != len(filled):
         # Some of more tokens: the library knows no room between groups.
-        whole = RoundedTokens.empty(tokens.numbers.shape, tokens.numbers.dtype, numbers.device, None, tokens.group_size)
+        rounding = InputRounding(tokens.numbers.dtype, tokens.group_size)
+        whole = RoundedTokens.empty(tokens.numbers.shape, rounding, numbers.device)
         whole.numbers.copy_(tokens.numbers)
         whole.scales.copy_(tokens.scales)
         filled = whole.filled_up(_WHOLE_ROWS)
