@@ -481,11 +481,15 @@ def compile_bit_streams(arch: int) -> list[Any]:
         stack.enter_context(mock.patch.object(card, "has_warpgroup_instructions", lambda device: True))
         stack.enter_context(mock.patch.object(card, "multiprocessors", lambda device: 132))
         compiled = stack.enter_context(compiling_for(arch))
-        kinds = ((QuantKind.FP8, torch.bfloat16), (QuantKind.INT8, torch.float16), (QuantKind.INT4, torch.bfloat16))
-        for (kind, dtype), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16)):
+        kinds = (
+            (QuantKind.FP8, torch.bfloat16, 0, Arrangement()),
+            (QuantKind.FP8, torch.bfloat16, 128, Arrangement(scale_outputs=128)),
+            (QuantKind.INT8, torch.float16, 0, Arrangement()),
+            (QuantKind.INT4, torch.bfloat16, 128, Arrangement()),
+        )
+        for (kind, dtype, group, arrangement), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16)):
             outputs, inputs = product.num_outputs * (1 + product.gated), product.num_inputs
-            group = 128 if kind is QuantKind.INT4 else inputs
-            weight = allocate(kind, outputs, inputs, group, dtype, torch.device("cpu"))
+            weight = allocate(kind, outputs, inputs, group or inputs, dtype, torch.device("cpu"), arrangement)
             tile = launch_rules.bit_stream_rule(num_rows, weight, product.gated)
             if tile is None:
                 continue

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace_kernels.hopper import ring, row_streams, stream_k
-from headrace_kernels.linear.few_bits import operands
+from headrace_kernels.linear.few_bits import block_sums, operands
 
 
 class Kind:
@@ -386,7 +386,7 @@ def emulating(
                     value(assembly(source, operands, dtype))
                 )
                 names = {name: getattr(program, name) for name in _OF_A_PROGRAM}
-                with speaking((module, ring, row_streams, stream_k, operands), names_of_language, names):
+                with speaking((module, ring, row_streams, stream_k, operands, block_sums), names_of_language, names):
                     plain(*values, **constants)
 
     with mock.patch.object(module, kernel, Launcher()):

@@ -9,8 +9,8 @@ quantized, launch_rules      weights of 8 and 4 bits: which kernel takes which n
 gemv_8bit, gemv_int4         one row
 small_batch                  2 to 16 rows, every card
 small_batch_8bit_sm90        2 to 64 rows of 8-bit weights, on sm_90
-few_bits                     2 to 16 rows of 8 bits and of INT4 in groups of 128, on sm_90, with
-                             norm, SwiGLU and residual in them
+few_bits                     2 to 16 rows of 8 bits, FP8's blocks of 128 by 128 too, and of INT4 in
+                             groups of 128, on sm_90, with norm, SwiGLU and residual in them
 gemm_weight_only             hundreds of rows, and weights dequantized in memory
 gemm_weight_only_sm90        the same product on sm_90
 gemm_dequantized             more rows, and all without a GPU: by dequantized weights

@@ -120,6 +120,12 @@ _BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
         BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3), BitStreamTile(2, 1, 3)
     ),
 }
+# The same of FP8 in blocks of 128 by 128, by class of rows: those of scales of outputs, and with 16
+# rows guesses where another kernel, which knows no blocks, takes those. Not measured.
+_BLOCK_STREAM_TILES: dict[int, _BitStreamTiles] = {
+    8: _BIT_STREAM_TILES[8, 8],
+    16: _BitStreamTiles(BitStreamTile(1, 1, 5), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6)),
+}
 _FEWEST_BIT_STREAM_ROWS = 2
 _MOST_ROWS_NORMED_INSIDE = 8
 
@@ -128,7 +134,11 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
     """The tile of a product by `linear.few_bits.stream_sm90`; None: other kernels multiply."""
     if not _FEWEST_BIT_STREAM_ROWS <= num_rows <= MAX_BIT_STREAM_ROWS or not takes_bit_streams(weight):
         return None
-    tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows_class(num_rows)))
+    rows = rows_class(num_rows)
+    if weight.scale_outputs > 1:
+        tiles = _BLOCK_STREAM_TILES.get(rows)
+    else:
+        tiles = _BIT_STREAM_TILES.get((4 if weight.kind is QuantKind.INT4 else 8, rows))
     if tiles is None:
         return None
     if gated:
@@ -137,7 +147,7 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
         tile = tiles.many_outputs
     else:
         tile = tiles.few_outputs if weight.num_inputs <= 2 * weight.num_outputs else tiles.long_inputs
-    return tile if tile is not None and takes_tile(weight, tile) else None
+    return tile if tile is not None and takes_tile(weight, tile, gated) else None
 
 
 def norms_inside(num_rows: int, dtype: torch.dtype) -> bool:

@@ -5,6 +5,7 @@ The kernel is emulated without a GPU, run on one, and asked which weights and ro
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
 
 import pytest
@@ -29,7 +30,12 @@ from headrace_kernels.linear.few_bits.stream_sm90 import (
     takes_bit_streams,
 )
 from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantizedWeight, QuantKind, allocate
+from headrace_kernels.weight_formats.stored_rows import store_blocks
 
+BLOCKS = Arrangement(scale_outputs=128)
+# What the kernel takes: a kind by outputs or groups, or FP8 in blocks.
+Form = QuantKind | Arrangement
+FORMS: tuple[Form, ...] = (*QuantKind, BLOCKS)
 KINDS = (QuantKind.FP8, QuantKind.INT8)
 # Rows, outputs, inputs, tile: each class of rows, outputs that fill no tile, each number of slices,
 # few and many slots, more slots than steps.
@@ -49,6 +55,16 @@ INT4_CASES = (
     (3, 64, 2048, BitStreamTile(4, 1, 3)),
     (13, 32, 3072, BitStreamTile(1, 2, 2)),
     (9, 80, 2048, BitStreamTile(2, 1, 2, 8)),
+)
+# The same in blocks of 128 outputs: slices that begin within 512 inputs, several blocks of outputs.
+BLOCK_CASES = (
+    (2, 128, 512, BitStreamTile(1, 1, 3)),
+    (16, 256, 1536, BitStreamTile(2, 2, 2)),
+    (3, 128, 1024, BitStreamTile(4, 1, 3)),
+    (8, 384, 512, BitStreamTile(2, 2, 4)),
+    (13, 128, 1024, BitStreamTile(1, 4, 3)),
+    (9, 128, 1024, BitStreamTile(4, 1, 2, 8)),
+    (16, 256, 4096, BitStreamTile(1, 2, 2, 8)),
 )
 
 
@@ -85,6 +101,28 @@ class Fused(Product):
         if add:
             sums = sums + self.residual.double()
         assert_close(found, sums, spread)
+
+
+class InBlocks(Fused):
+    """A product with a weight of FP8 in blocks, whose scales differ widely."""
+
+    def __init__(self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: str, gated: bool) -> None:
+        super().__init__(QuantKind.FP8, rows, outputs, inputs, dtype, device, gated)
+        rows_of_weight = outputs * (1 + gated)
+        self.weight = allocate(QuantKind.FP8, rows_of_weight, inputs, 128, dtype, self.x.device, BLOCKS)
+        draw = torch.Generator(device).manual_seed(outputs + inputs)
+        self.weight.packed.copy_(torch.randn(rows_of_weight, inputs, generator=draw, device=device) * 40)
+        scales = torch.randn(-(-rows_of_weight // 128), -(-inputs // 128), generator=draw, device=device)
+        scales = torch.exp(2 * scales) * inputs**-0.5 / 100
+        store_blocks(scales, 128, self.weight, range(rows_of_weight))
+        wide = scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        self.numbers = self.weight.packed.double() * wide[:rows_of_weight, :inputs]
+
+
+def product_of(form: Form, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: str, gated: bool) -> Fused:
+    if isinstance(form, Arrangement):
+        return InBlocks(rows, outputs, inputs, dtype, device, gated)
+    return Fused(form, rows, outputs, inputs, dtype, device, gated)
 
 
 def emulated(
@@ -142,6 +180,19 @@ def test_what_the_kernel_says_of_a_norm_agrees_with_fp64(
     product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs", "tile"), BLOCK_CASES)
+def test_what_the_kernel_says_of_blocks_agrees_with_fp64(
+    rows: int, outputs: int, inputs: int, tile: BitStreamTile, eager: bool, gated: bool
+) -> None:
+    product = InBlocks(rows, outputs, inputs, torch.bfloat16, "cpu", gated)
+    product.check(emulated(product, tile, eager))
+    product.check(emulated(product, tile, eager, bias=False, normed=True), bias=False, normed=True)
+    product = InBlocks(rows, outputs, inputs, torch.float16, "cpu", gated)
+    product.check(emulated(product, tile, eager, add=True), add=True)
+
+
 @pytest.mark.parametrize("kind", QuantKind)
 def test_an_output_layer_has_results_in_fp32(kind: QuantKind) -> None:
     product = Fused(kind, 9, 80, 2048, torch.bfloat16, "cpu", False)
@@ -156,16 +207,18 @@ def test_an_output_layer_has_results_in_fp32(kind: QuantKind) -> None:
 def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
     """Rows of every class, outputs that fill no tile, one step and many, all that is fused."""
     gated, normed, bias = (data.draw(st.booleans()) for _ in range(3))
-    kind = data.draw(st.sampled_from(QuantKind))
-    is_int4 = kind is QuantKind.INT4
+    form = data.draw(st.sampled_from(FORMS))
+    is_int4 = form is QuantKind.INT4
     add = not gated and data.draw(st.booleans())
     slices, subs = data.draw(st.sampled_from(((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))))
     tile = BitStreamTile(slices, subs, data.draw(st.sampled_from((2, 3, 5))), data.draw(st.sampled_from((4, 8))))
     inputs = slices * subs * (512 if is_int4 else 128) * data.draw(st.integers(1, 3))
     rows, outputs = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 70))
     outputs = 16 * (1 + outputs % 5) if is_int4 else outputs
+    if form is BLOCKS:
+        outputs, inputs = 128 * (1 + outputs % 3), 4 * inputs
     dtype = torch.bfloat16 if normed else torch.float16
-    product = Fused(kind, rows, outputs, inputs, dtype, "cpu", gated)
+    product = product_of(form, rows, outputs, inputs, dtype, "cpu", gated)
     found = emulated(product, tile, data.draw(st.booleans()), bias=bias, add=add, normed=normed)
     product.check(found, bias, add, normed)
 
@@ -178,8 +231,9 @@ def test_a_wait_that_is_missing_shows() -> None:
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_row_does_not_depend_on_its_neighbours(normed: bool) -> None:
-    product = Fused(QuantKind.FP8, 12, 40, 512, torch.bfloat16, "cpu", False)
+@pytest.mark.parametrize("form", [QuantKind.FP8, BLOCKS])
+def test_a_row_does_not_depend_on_its_neighbours(form: Form, normed: bool) -> None:
+    product = product_of(form, 12, 128, 512, torch.bfloat16, "cpu", False)
     tile = BitStreamTile(2, 1, 3)
     together = emulated(product, tile, normed=normed)
     product.x[:3], product.x[6:] = float("nan"), float("inf")
@@ -187,9 +241,11 @@ def test_a_row_does_not_depend_on_its_neighbours(normed: bool) -> None:
     assert torch.equal(together[3:6], apart[3:6]) and not bool(apart[:3].isfinite().any())
 
 
-def weight_of(outputs: int, inputs: int, kind: QuantKind = QuantKind.FP8, group: int = 0) -> QuantizedWeight:
-    sizes = (outputs, inputs, group or inputs)
-    return allocate(kind, *sizes, torch.bfloat16, torch.device("cpu"), Arrangement())
+def weight_of(
+    outputs: int, inputs: int, kind: QuantKind = QuantKind.FP8, group: int = 0, block: int = 0
+) -> QuantizedWeight:
+    sizes = (outputs, inputs, 128 if block else group or inputs)
+    return allocate(kind, *sizes, torch.bfloat16, torch.device("meta"), Arrangement(scale_outputs=block))
 
 
 def test_the_kernel_takes_scales_of_outputs_and_whole_steps_on_its_own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +257,10 @@ def test_the_kernel_takes_scales_of_outputs_and_whole_steps_on_its_own_cards(mon
     assert takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 128))
     assert not takes_bit_streams(weight_of(128, 4096, QuantKind.INT4, 64))
     assert not takes_bit_streams(weight_of(144, 4096, QuantKind.INT4, 128))
+    assert takes_bit_streams(weight_of(384, 4096, block=128))
+    assert not takes_bit_streams(weight_of(384, 4096, block=64))
+    assert not takes_bit_streams(weight_of(400, 4096, block=128))
+    assert not takes_bit_streams(weight_of(384, 4096 + 128, block=128))
 
 
 @pytest.fixture
@@ -227,6 +287,22 @@ def test_rules_that_name_a_tile_fuse_what_is_around(kind: QuantKind, monkeypatch
     long = weight_of(4096, 14_336, kind, 128 if kind is QuantKind.INT4 else 0)
     assert launch_rules.bit_stream_rule(16, long) == tiles.long_inputs
     assert quantized.path_rule(12, weight) is quantized.Path.SMALL_BATCH and quantized.fuses(12, weight)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_blocks_have_a_tile_for_2_to_16_rows_where_halves_are_whole() -> None:
+    shapes = ((6144, 4096, False), (4096, 4096, False), (24_576, 4096, True), (4096, 12_288, False))
+    for (outputs, inputs, gated), rows in itertools.product(shapes, range(1, 18)):
+        weight = weight_of(outputs, inputs, block=128)
+        tile = launch_rules.bit_stream_rule(rows, weight, gated)
+        assert (tile is None) == (rows in (1, 17))
+        assert quantized.fuses(rows, weight) == (rows < 17)
+        if tile is not None:
+            num_bytes = tile.shared_bytes(QuantKind.FP8, rows, gated, 4) + tile.scale_bytes(inputs, gated)
+            assert 128 % tile.block_n == 0 and num_bytes <= MOST_SLOT_BYTES
+    assert launch_rules.bit_stream_rule(8, weight_of(384, 4096, block=128)) is not None
+    assert launch_rules.bit_stream_rule(8, weight_of(384, 4096, block=128), gated=True) is None
+    assert launch_rules.bit_stream_rule(8, weight_of(512, 4096, block=64)) is None
 
 
 @pytest.mark.usefixtures("hopper")
@@ -260,10 +336,13 @@ def test_variants_differ_and_fit_a_card(kind: QuantKind, num_rows: int, gated: b
     tiles = stream_bits_variants(kind, num_rows, gated)
     assert len(set(tiles)) == len(tiles) > 1
     assert all(tile.shared_bytes(kind, num_rows, gated, 4) <= MOST_SLOT_BYTES for tile in tiles)
+    # Blocks' scales take some of the room.
+    few = stream_bits_variants(kind, num_rows, gated, 1 << 21)
+    assert len(few) < len(tiles) and set(stream_bits_variants(kind, num_rows, gated, 4096)) <= set(tiles)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("outputs", "inputs", "gated", "dtype", "tile"),
     [
@@ -274,12 +353,13 @@ def test_variants_differ_and_fit_a_card(kind: QuantKind, num_rows: int, gated: b
     ],
 )
 def test_a_card_agrees_with_fp64(
-    kind: QuantKind, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: BitStreamTile
+    form: Form, outputs: int, inputs: int, gated: bool, dtype: torch.dtype, tile: BitStreamTile
 ) -> None:
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
-    for rows in (2, 8, 9, 16):
-        product = Fused(kind, rows, outputs, inputs, dtype, "cuda", gated)
+    outputs = outputs // 128 * 128 if form is BLOCKS else outputs
+    for rows in (2, 3, 8, 9, 16):
+        product = product_of(form, rows, outputs, inputs, dtype, "cuda", gated)
         found = product.run(tile)
         product.check(found)
         product.check(product.run(tile, bias=False, add=True), bias=False, add=True)
@@ -288,7 +368,7 @@ def test_a_card_agrees_with_fp64(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("kind", "outputs", "inputs", "gated", "tile", "norm_dtype"),
+    ("form", "outputs", "inputs", "gated", "tile", "norm_dtype"),
     [
         (QuantKind.FP8, 6144, 4096, False, BitStreamTile(1, 1, 8), torch.bfloat16),
         (QuantKind.INT8, 6144, 4096, False, BitStreamTile(2, 2, 4), torch.float32),
@@ -297,15 +377,18 @@ def test_a_card_agrees_with_fp64(
         (QuantKind.INT8, 14_336, 4096, True, BitStreamTile(2, 1, 3), torch.bfloat16),
         (QuantKind.FP8, 1000, 2560, True, BitStreamTile(1, 2, 3), torch.float32),
         (QuantKind.INT4, 14_336, 4096, True, BitStreamTile(1, 1, 2, 8), torch.bfloat16),
+        (BLOCKS, 6144, 4096, False, BitStreamTile(2, 2, 4), torch.bfloat16),
+        (BLOCKS, 12_288, 4096, True, BitStreamTile(1, 2, 3), torch.bfloat16),
+        (BLOCKS, 640, 1536, True, BitStreamTile(4, 1, 2, 8), torch.float32),
     ],
 )
 def test_a_card_s_norm_agrees_with_fp64(
-    kind: QuantKind, outputs: int, inputs: int, gated: bool, tile: BitStreamTile, norm_dtype: torch.dtype
+    form: Form, outputs: int, inputs: int, gated: bool, tile: BitStreamTile, norm_dtype: torch.dtype
 ) -> None:
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
     for rows in (2, 8, 9, 16):
-        product = Fused(kind, rows, outputs, inputs, torch.bfloat16, "cuda", gated)
+        product = product_of(form, rows, outputs, inputs, torch.bfloat16, "cuda", gated)
         product.norm_weight = product.norm_weight.to(norm_dtype)
         bias = rows % 2 == 0
         found = product.run(tile, bias=bias, normed=True)
@@ -314,14 +397,14 @@ def test_a_card_s_norm_agrees_with_fp64(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", QuantKind)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [8, 9])
-def test_a_chain_of_early_launches_gives_the_bits_of_single_ones(kind: QuantKind, rows: int) -> None:
+def test_a_chain_of_early_launches_gives_the_bits_of_single_ones(form: Form, rows: int) -> None:
     """The residual stream is read by a norm in each other product, and written by those between."""
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
-    ups = [Fused(kind, rows, 4096, 2048, torch.bfloat16, "cuda", False) for _ in range(10)]
-    downs = [Fused(kind, rows, 2048, 4096, torch.bfloat16, "cuda", False) for _ in range(10)]
+    ups = [product_of(form, rows, 4096, 2048, torch.bfloat16, "cuda", False) for _ in range(10)]
+    downs = [product_of(form, rows, 2048, 4096, torch.bfloat16, "cuda", False) for _ in range(10)]
     start, norm = ups[0].x.clone(), (ups[0].norm_weight, EPS)
     residual = torch.empty_like(start)
 

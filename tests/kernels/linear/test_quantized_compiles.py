@@ -97,7 +97,7 @@ def test_some_rows_of_8_bits_keep_their_sums_in_registers() -> None:
 @pytest.mark.slow
 def test_streams_of_few_bits_keep_numbers_and_sums_in_registers() -> None:
     kernels = compiled("compiled_kernels", "bit_streams", 90)
-    assert {kernel["name"] for kernel in kernels} == {"_bit_stream_kernel"} and len(kernels) > 9
+    assert {kernel["name"] for kernel in kernels} == {"_bit_stream_kernel"} and len(kernels) > 18
     assert not any(kernel["stack_bytes"] for kernel in kernels)
     assert all(kernel["warpgroup_products"] >= 4 and kernel["tiles_copied"] >= 2 for kernel in kernels)
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)

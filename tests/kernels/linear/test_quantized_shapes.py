@@ -118,8 +118,9 @@ def test_what_is_chosen_takes_the_shape(
         if path is Path.SMALL_BATCH:
             assert rows and (few is not None or streams is not None or (rows <= MAX_SMALL_BATCH_ROWS and takes(weight)))
         if streams is not None:
-            assert takes_bit_streams(weight) and takes_tile(weight, streams)
-            assert streams.shared_bytes(kind, rows, gated, 4) <= SHARED_BYTES - 1024
+            assert takes_bit_streams(weight) and takes_tile(weight, streams, gated)
+            scale_bytes = streams.scale_bytes(inputs, gated) if arrangement.scale_outputs else 0
+            assert streams.shared_bytes(kind, rows, gated, 4) + scale_bytes <= SHARED_BYTES - 1024
         if few is not None:
             assert takes_small_batch_8bit(weight) and path is Path.SMALL_BATCH and few.splits >= 1
         if rows == 1 and takes_gemv(weight):

@@ -108,7 +108,7 @@ def prepare_x(
 
 
 @gluon.jit
-def _numbers(words, KIND: gl.constexpr, DTYPE: gl.constexpr, LEFT: gl.constexpr):
+def numbers(words, KIND: gl.constexpr, DTYPE: gl.constexpr, LEFT: gl.constexpr):
     """The left operands of both pieces of 128 inputs of 8 bits: no number changes its thread."""
     OUTPUTS: gl.constexpr = 16 * gl.num_warps()
     BYTES: gl.constexpr = byte_assembly(KIND, DTYPE == gl.bfloat16)
@@ -150,11 +150,11 @@ def _begin_byte_products(
         part = slot * PARTS + place
         x = rights.index(part * 2).permute((1, 0))
         other_x = rights.index(part * 2 + 1).permute((1, 0))
-        w, other_w = _numbers(words.index(part * SIDES), KIND, DTYPE, LEFT)
+        w, other_w = numbers(words.index(part * SIDES), KIND, DTYPE, LEFT)
         y = warpgroup_mma(w, x, y, is_async=True)
         y = warpgroup_mma(other_w, other_x, y, is_async=True)
         if SIDES == 2:
-            w, other_w = _numbers(words.index(part * SIDES + 1), KIND, DTYPE, LEFT)
+            w, other_w = numbers(words.index(part * SIDES + 1), KIND, DTYPE, LEFT)
             up = warpgroup_mma(w, x, up, is_async=True)
             up = warpgroup_mma(other_w, other_x, up, is_async=True)
             if place < PARTS - 1:
