@@ -96,36 +96,72 @@ _SMALL_BATCH_8BIT_TILES: dict[tuple[QuantKind, int], tuple[SmallBatch8BitTile, .
 }
 
 
+class _Fit(NamedTuple):
+    """A tile, and how many of its programs have room on a multiprocessor together."""
+
+    tile: BitStreamTile
+    programs: int
+
+
 class _BitStreamTiles(NamedTuple):
-    """Tiles of the kernel for sm_90 that streams weights of few bits; None: others are faster."""
+    """Tiles of the kernel for sm_90 that streams weights of few bits, by the form of a product.
 
-    gate_up: BitStreamTile | None
-    # Enough outputs for two programs of 64 to three multiprocessors.
-    many_outputs: BitStreamTile | None
-    few_outputs: BitStreamTile | None
-    # Few outputs, and more than twice as many inputs.
-    long_inputs: BitStreamTile | None
+    The first is taken whose programs are all there at once; without one other kernels are faster.
+    """
+
+    gate_up: tuple[_Fit, ...]
+    # Of no more than twice as many inputs as outputs, and of more.
+    others: tuple[_Fit, ...]
+    long_inputs: tuple[_Fit, ...]
 
 
+# Of a tile that is taken however many programs it has.
+_ANY = 1 << 30
+_GATES_OF_8_ROWS = (
+    _Fit(BitStreamTile(2, 1, 3), 3),
+    _Fit(BitStreamTile(1, 2, 3), 2),
+    _Fit(BitStreamTile(1, 1, 3), 3),
+    _Fit(BitStreamTile(1, 2, 3), _ANY),
+)
+_GATES_OF_16_ROWS = (
+    _Fit(BitStreamTile(2, 1, 3), 3),
+    _Fit(BitStreamTile(1, 1, 5), 2),
+    _Fit(BitStreamTile(1, 1, 3), 3),
+    _Fit(BitStreamTile(1, 1, 5), _ANY),
+)
 # By bits and class of rows; what is missing, other kernels multiply. 32 layers of an 8B Llama take
 # an H200 2.17 ms in FP8 with 8 rows (2.33 without), 1.84 in INT4 (2.31) and with 16 rows 2.31
-# (3.11; docs/experiments.md, "few rows of few bits").
+# (3.11; docs/experiments.md, "few rows of few bits"). Gates and ups of 8 bits were timed for Qwen3
+# of 4B to 32B and an 8B Llama (the same, "blocks, the rest of the way").
 _BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
     (8, 8): _BitStreamTiles(
-        BitStreamTile(1, 2, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6), BitStreamTile(2, 2, 6)
+        _GATES_OF_8_ROWS,
+        (_Fit(BitStreamTile(2, 2, 6), 1), _Fit(BitStreamTile(2, 2, 4), _ANY)),
+        (_Fit(BitStreamTile(2, 2, 6), 1),),
     ),
-    (8, 16): _BitStreamTiles(BitStreamTile(1, 1, 5), None, None, None),
-    (4, 8): _BitStreamTiles(BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 3), BitStreamTile(4, 1, 2, 8), None),
+    (8, 16): _BitStreamTiles(_GATES_OF_16_ROWS, (), ()),
+    (4, 8): _BitStreamTiles(
+        (_Fit(BitStreamTile(1, 1, 2), _ANY),),
+        (_Fit(BitStreamTile(4, 1, 2, 8), 1), _Fit(BitStreamTile(2, 1, 3), _ANY)),
+        (),
+    ),
     (4, 16): _BitStreamTiles(
-        BitStreamTile(1, 1, 2), BitStreamTile(2, 1, 2, 8), BitStreamTile(2, 1, 3), BitStreamTile(2, 1, 3)
+        (_Fit(BitStreamTile(1, 1, 2), _ANY),),
+        (_Fit(BitStreamTile(2, 1, 3), 1), _Fit(BitStreamTile(2, 1, 2, 8), _ANY)),
+        (_Fit(BitStreamTile(2, 1, 3), _ANY),),
     ),
 }
-# The same of FP8 in blocks of 128 by 128, by class of rows: those that took an H200 least for layers
-# of Qwen3-8B (docs/experiments.md, "blocks, the rest of the way").
+# The same of FP8 in blocks of 128 by 128, by class of rows: all of those models.
 _BLOCK_STREAM_TILES: dict[int, _BitStreamTiles] = {
-    8: _BitStreamTiles(BitStreamTile(2, 1, 3), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 6), BitStreamTile(4, 1, 6)),
+    8: _BitStreamTiles(
+        _GATES_OF_8_ROWS,
+        (_Fit(BitStreamTile(2, 2, 6), 1), _Fit(BitStreamTile(2, 2, 4), 2)),
+        (_Fit(BitStreamTile(2, 2, 6), 1),),
+    ),
     16: _BitStreamTiles(
-        BitStreamTile(2, 1, 3), BitStreamTile(2, 2, 4, 8), BitStreamTile(2, 2, 4), BitStreamTile(2, 2, 4)
+        _GATES_OF_16_ROWS,
+        (_Fit(BitStreamTile(2, 2, 4), 1), _Fit(BitStreamTile(2, 2, 4, 8), 1)),
+        (_Fit(BitStreamTile(2, 2, 4), 1),),
     ),
 }
 _FEWEST_BIT_STREAM_ROWS = 2
@@ -144,11 +180,11 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
     if tiles is None:
         return None
     if gated:
-        tile = tiles.gate_up
-    elif 3 * weight.num_outputs >= 2 * 64 * card.multiprocessors(weight.device):
-        tile = tiles.many_outputs
+        fits = tiles.gate_up
     else:
-        tile = tiles.few_outputs if weight.num_inputs <= 2 * weight.num_outputs else tiles.long_inputs
+        fits = tiles.long_inputs if weight.num_inputs > 2 * weight.num_outputs else tiles.others
+    outputs, multiprocessors = weight.num_outputs // (1 + gated), card.multiprocessors(weight.device)
+    tile = next((fit.tile for fit in fits if outputs <= fit.tile.block_n * fit.programs * multiprocessors), None)
     return tile if tile is not None and takes_tile(weight, tile, gated) else None
 
 

@@ -113,9 +113,10 @@ class Product:
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, spread: torch.Tensor) -> None:
-    """Within the spread and a rounding of the result itself."""
-    error = (found.double() - expected).abs()
+    """Within the spread and a rounding of the result itself, or the type's smallest number."""
+    error, numbers = (found.double() - expected).abs(), torch.finfo(found.dtype)
     allowed = spread + 1.01 * ROUNDING[found.dtype] * (expected.abs() + expected.square().mean(1, keepdim=True).sqrt())
+    allowed += numbers.smallest_normal * numbers.eps
     assert bool((error <= allowed).all()), (
         f"off by up to {float((error / allowed).nan_to_num(torch.inf).max()):.2f} times what is allowed"
     )
