@@ -487,7 +487,11 @@ def compile_bit_streams(arch: int) -> list[Any]:
             (QuantKind.INT8, torch.float16, 0, Arrangement()),
             (QuantKind.INT4, torch.bfloat16, 128, Arrangement()),
         )
-        for (kind, dtype, group, arrangement), product, num_rows in itertools.product(kinds, _PRODUCTS[:-1], (8, 16)):
+        # Gates of Qwen3 8B and 14B have other tiles than those of an 8B Llama.
+        gates = tuple(_Product(*sizes, normed=True, gated=True) for sizes in ((12_288, 4096), (17_408, 5120)))
+        for (kind, dtype, group, arrangement), product, num_rows in itertools.product(
+            kinds, (*_PRODUCTS[:-1], *gates), (8, 16)
+        ):
             outputs, inputs = product.num_outputs * (1 + product.gated), product.num_inputs
             weight = allocate(kind, outputs, inputs, group or inputs, dtype, torch.device("cpu"), arrangement)
             tile = launch_rules.bit_stream_rule(num_rows, weight, product.gated)

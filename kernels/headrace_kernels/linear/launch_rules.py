@@ -97,10 +97,18 @@ _SMALL_BATCH_8BIT_TILES: dict[tuple[QuantKind, int], tuple[SmallBatch8BitTile, .
 
 
 class _Fit(NamedTuple):
-    """A tile, and how many of its programs have room on a multiprocessor together."""
+    """A tile, and how many of its programs have room on a multiprocessor together.
 
-    tile: BitStreamTile
+    Without a tile: other kernels are faster, where outputs would be so many programs of 32.
+    """
+
+    tile: BitStreamTile | None
     programs: int
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a multiprocessor's programs."""
+        return self.programs * (32 if self.tile is None else self.tile.block_n)
 
 
 class _BitStreamTiles(NamedTuple):
@@ -136,7 +144,13 @@ _GATES_OF_16_ROWS = (
 _BIT_STREAM_TILES: dict[tuple[int, int], _BitStreamTiles] = {
     (8, 8): _BitStreamTiles(
         _GATES_OF_8_ROWS,
-        (_Fit(BitStreamTile(2, 2, 6), 1), _Fit(BitStreamTile(2, 2, 4), _ANY)),
+        # A second wave of a few programs takes as long as a whole one; a head has many.
+        (
+            _Fit(BitStreamTile(2, 2, 6), 1),
+            _Fit(BitStreamTile(2, 2, 4), 2),
+            _Fit(None, 4),
+            _Fit(BitStreamTile(2, 2, 4), _ANY),
+        ),
         (_Fit(BitStreamTile(2, 2, 6), 1),),
     ),
     (8, 16): _BitStreamTiles(_GATES_OF_16_ROWS, (), ()),
@@ -184,7 +198,7 @@ def bit_stream_rule(num_rows: int, weight: QuantizedWeight, gated: bool = False)
     else:
         fits = tiles.long_inputs if weight.num_inputs > 2 * weight.num_outputs else tiles.others
     outputs, multiprocessors = weight.num_outputs // (1 + gated), card.multiprocessors(weight.device)
-    tile = next((fit.tile for fit in fits if outputs <= fit.tile.block_n * fit.programs * multiprocessors), None)
+    tile = next((fit.tile for fit in fits if outputs <= fit.outputs * multiprocessors), None)
     return tile if tile is not None and takes_tile(weight, tile, gated) else None
 
 

@@ -317,6 +317,13 @@ def test_blocks_have_a_tile_for_2_to_16_rows_where_halves_are_whole() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
+def test_a_second_wave_of_a_few_programs_is_left_to_other_kernels() -> None:
+    tiles = {outputs: launch_rules.bit_stream_rule(8, weight_of(outputs, 5120)) for outputs in (5120, 10_240, 151_936)}
+    assert tiles == {5120: BitStreamTile(2, 2, 4), 10_240: None, 151_936: BitStreamTile(2, 2, 4)}
+    assert launch_rules.bit_stream_rule(8, weight_of(5120, 17_408)) is None
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("outputs", "inputs", "tiles"),
     [
