@@ -51,9 +51,11 @@ test-slow: $(RAY_READY) ## Runs what takes minutes or what a quicker test covers
 	@THOROUGH=1 $(RUN) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		-m "(slow or hypothesis) and not gpu and not multi_gpu" $(if $(PART),--part $(PART)) $(ARGS)
 
+# A kernel that hangs ends its process, and its test fails by name.
 test-gpu: $(READY) ## Runs the tests for one CUDA GPU, whose kernels it compiles, with a process per core, at most 14.
 	@n=$$(nproc); [ "$$n" -gt 14 ] && n=14; \
-		$(RUN) -m pytest -n $$n --dist worksteal -m "gpu and not multi_gpu and not slow" $(ARGS)
+		$(RUN) -m pytest -n $$n --dist worksteal --timeout 240 --timeout-method thread \
+			-m "gpu and not multi_gpu and not slow" $(ARGS)
 
 try-wheels: $(READY) ## Installs the wheels in fresh environments and runs the demo from there; needs a package index.
 	@$(RUN) -m pytest -m slow tests/house/test_installed_wheels.py $(ARGS)

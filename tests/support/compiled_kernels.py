@@ -30,6 +30,7 @@ import torch
 import triton
 from tests.support.attention_case import Case, Shape, empty_cache
 from tests.support.raw_case import RawCase
+from tests.support.thread_branches import branches_of_threads
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -109,7 +110,7 @@ def compiling_for(arch: int) -> Iterator[list[Any]]:
 
 
 def resources(kernel: Any) -> dict[str, Any]:
-    """A kernel's name, spilled bytes of stack, shared memory and warp-group products."""
+    """A kernel's name, spilled bytes of stack, shared memory, products and doubtful branches."""
     usage = _code_report(kernel, "-res-usage")
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[-1]
     return {
@@ -123,6 +124,7 @@ def resources(kernel: Any) -> dict[str, Any]:
         "tiles_copied": len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared", kernel.asm["ptx"])),
         "num_warps": kernel.metadata.num_warps,
         "warp_product_layouts": _warp_product_layouts(kernel.asm["ttgir"]),
+        "thread_branches": branches_of_threads(kernel.asm["ptx"]),
     }
 
 
@@ -758,9 +760,27 @@ def _block_mixtures() -> None:
 
 
 def _mxfp4_mixtures() -> None:
-    """gpt-oss-20b's: one token, normed and added, each class of tiles, and a rank's experts."""
-    num_experts, per_token, hidden, inner = 32, 4, 2880, 2880
-    gating = Gating(True, 1.702, 7.0)
+    """gpt-oss-20b's: one token, normed and added, each class of tiles, and a rank's experts.
+
+    Of experts with fewer inner elements one token, whose loops a compiler may cut otherwise.
+    """
+    num_experts, per_token, hidden, gating = 32, 4, 2880, Gating(True, 1.702, 7.0)
+    weights = _mxfp4_weights(num_experts, hidden, 2880)
+    for num_tokens in (1, 64, 128, 256, 512):
+        x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
+        choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
+        mixture.mixture(x, choice, *weights, gating)
+        if num_tokens == 1:
+            mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
+            _routers(num_experts, per_token, hidden)
+            for inner in (128, 256, 384, 768, 1408):
+                mixture.mixture(x, choice, *_mxfp4_weights(num_experts, hidden, inner), gating)
+        if num_tokens in (1, 512):
+            mixture.mixture(x, choice, *_of_a_rank(weights), gating)
+
+
+def _mxfp4_weights(num_experts: int, hidden: int, inner: int) -> list[ExpertWeights]:
+    """Gate and up, and down, whose rows are all one."""
     weights = []
     for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
         stored = allocate_mxfp4(num_experts * outputs, inputs, torch.bfloat16, torch.device("meta"))
@@ -770,15 +790,7 @@ def _mxfp4_mixtures() -> None:
             scales=torch.empty(1, 4, dtype=torch.uint8).expand(stored.scales.shape[0], 4),
         )
         weights.append(ExpertWeights(stored, num_experts, torch.empty(num_experts * outputs, dtype=torch.bfloat16)))
-    for num_tokens in (1, 64, 128, 256, 512):
-        x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16)
-        choice = routing.choose_experts(torch.empty(num_tokens, num_experts, dtype=x.dtype), per_token, True)
-        mixture.mixture(x, choice, *weights, gating)
-        if num_tokens == 1:
-            mixture.add_mixture(x, torch.empty(hidden, dtype=x.dtype), 1e-5, choice, *weights, gating)
-            _routers(num_experts, per_token, hidden)
-        if num_tokens in (1, 512):
-            mixture.mixture(x, choice, *_of_a_rank(weights), gating)
+    return weights
 
 
 def _routers(num_experts: int, per_token: int, hidden: int) -> None:

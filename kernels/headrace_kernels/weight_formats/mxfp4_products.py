@@ -93,6 +93,29 @@ def _plain_sums(words, x, PAIR: tl.constexpr):
 
 
 @triton.jit
+def _chosen(is_second, first, second, PLAIN: tl.constexpr):
+    """The second where is_second, [4, 1, 1, 1] int32 by thread, is not 0, otherwise the first.
+
+    In assembly: of a selection that the compiler sees it may make two loops, one for each kind of
+    thread, in which threads of a warp wait for each other's products forever.
+    """
+    if PLAIN:
+        chosen = tl.where(is_second != 0, second, first)
+    else:
+        chosen = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $1, 0; selp.b32 $0, $3, $2, p; }",
+            "=f,r,f,f", [is_second, first, second], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return chosen
+
+
+@triton.jit
+def _threads():
+    """The t of each thread 4 g + t of a warp, [4, 1, 1, 1]."""
+    return tl.arange(0, 4)[:, None, None, None]
+
+
+@triton.jit
 def _tile_products(a, b, x, zero, PLAIN: tl.constexpr):
     """Sums of a thread's columns 2 t and 2 t + 1, each with its own part: [4, 8, warps, 4].
 
@@ -110,7 +133,7 @@ def _tile_products(a, b, x, zero, PLAIN: tl.constexpr):
         low, high = tl.inline_asm_elementwise(
             assembly, _TILE_OPERANDS, [a, b, x, zero], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
         )
-    return tl.where(tl.arange(0, 4)[:, None, None, None] % 2 == 0, low, high)
+    return _chosen(_threads() & 1, low, high, PLAIN)
 
 
 @triton.jit
@@ -144,7 +167,7 @@ def tile_pair_products(first_a, first_b, second_a, second_b, scales, x, zero, PL
         of the two groups.
     """
     first, second = _tile_products(first_a, first_b, x, zero, PLAIN), _tile_products(second_a, second_b, x, zero, PLAIN)
-    return tl.where(tl.arange(0, 4)[:, None, None, None] // 2 == 0, first, second) * _scale_factors(scales)
+    return _chosen(_threads() & 2, first, second, PLAIN) * _scale_factors(scales)
 
 
 @triton.jit
@@ -156,7 +179,7 @@ def row_pair_products(first, second, scales, x, zero, PLAIN: tl.constexpr):
     """
     sums = tl.reshape(_tile_products(first, second, x, zero, PLAIN), (4, 8, x.shape[2], 2, 2))
     of_first, of_second = tl.split(tl.permute(sums, (0, 1, 2, 4, 3)))
-    return tl.where(tl.arange(0, 4)[:, None, None, None] // 2 == 0, of_first, of_second) * _scale_factors(scales)
+    return _chosen(_threads() & 2, of_first, of_second, PLAIN) * _scale_factors(scales)
 
 
 @triton.jit

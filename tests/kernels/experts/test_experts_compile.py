@@ -18,10 +18,13 @@ def test_all_kernels_fit_the_card(arch: int) -> None:
         "_combine_kernel", "_few_gate_up_kernel", "_few_down_kernel", "_many_kernel",
     }  # fmt: skip
     assert all(kernel["shared_bytes"] <= kernel["shared_limit"] for kernel in kernels)
+    # Threads of a warp that took them apart would wait for each other's products forever.
+    assert not [each for each in kernels if each["thread_branches"]]
     # Registers spilled inside a loop cost bandwidth. A few are all the same, and on sm_90 those of
-    # FP8 in blocks for 64 pairs and of MXFP4 for 128, which were the fastest there.
+    # FP8 in blocks for 64 pairs and of MXFP4 for 128, which were the fastest there. Down of 8 bits
+    # without a residual stream spills four for a fourth program on a multiprocessor.
     tiles = ("_tile_kernel", "_many_kernel", "_block_tile_kernel")
-    most = {name: 64 if arch == 90 else 16 for name in tiles}
+    most = {name: 64 if arch == 90 else 16 for name in tiles} | {"_streamed_down_kernel": 16}
     assert not [each for each in kernels if each["stack_bytes"] > most.get(each["name"], 0)]
     if arch == 90:
         assert all(
