@@ -16,6 +16,7 @@ import statistics
 import torch
 
 from benchmarks.graph_timing import clock_seconds, graph_seconds
+from headrace_kernels import card
 
 GPU_GEMM = (28672, 4096, (256, 2048, 8192))
 CPU_GEMM = (4096, 4096, (64, 256))
@@ -68,11 +69,6 @@ def fp8_gemm_flop_s(device: torch.device, rows: int) -> float:
     return 2 * rows * columns * depth / statistics.median(graph_seconds([launch] * 20))
 
 
-def has_fp8_products(device: torch.device) -> bool:
-    """Whether a device multiplies e4m3 by e4m3: CUDA cards from sm_89 on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,7 +86,7 @@ def main() -> None:
         "name": torch.cuda.get_device_name(device) if on_gpu else "",
         "copy_bytes_s": copy_bytes_s(device),
         "gemm_flop_s": {rows: gemm_flop_s(device, rows) for rows in all_rows},
-        "fp8_gemm_flop_s": {rows: fp8_gemm_flop_s(device, rows) for rows in all_rows if has_fp8_products(device)},
+        "fp8_gemm_flop_s": {rows: fp8_gemm_flop_s(device, rows) for rows in all_rows if card.has_fp8_products(device)},
     }
     print(json.dumps(values))
 
