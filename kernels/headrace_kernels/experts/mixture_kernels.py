@@ -307,21 +307,9 @@ def _tile_kernel(
         # The outputs of a program are of one block.
         scale_rows = expert.to(tl.int64) * (HALVES * N) + tl.program_id(0 if OUTPUTS_FIRST else 1) * BLOCK_N
     asked = _asked_ahead(
-        scale_ptr,
-        zero_ptr,
-        x_scale_ptr,
-        rows,
-        scale_rows,
-        x_row,
-        x_room,
-        0,
-        N,
-        NUM_ROWS,
-        LAYOUT,
-        BLOCKS,
-        BLOCK_M,
-        GATED,
-    )
+        scale_ptr, zero_ptr, x_scale_ptr, rows, scale_rows, x_row, x_room, 0, N,
+        NUM_ROWS, LAYOUT, BLOCKS, BLOCK_M, GATED,
+    )  # fmt: skip
     for step in tl.range(0, STEPS):
         word = step * BLOCK_WORDS + j[None, :]
         words = _load(word_ptr + rows * WORDS + word, word < WORDS, WORDS % BLOCK_WORDS == 0)
