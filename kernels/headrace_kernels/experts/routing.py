@@ -8,9 +8,10 @@ expert are neighbours, so that a tile of rows meets one expert's weights.
 
 Launch rules. A program of one warp chooses for one token, launched early (`early_launch`): a step
 of Qwen3-30B-A3B for one token takes an H200 3% less than with a search by index, launched late
-(docs/experiments.md, "rows of one token's experts as streams"). A program sorts for one expert,
-reading the choices of all tokens: no atomics, one launch, early too, the same order every time. How
-many choices it reads at a time is not measured.
+(docs/experiments.md, "rows of one token's experts as streams"). Of up to 8,192 pairs a program
+sorts for one expert, reading the choices of all tokens: no atomics, one launch, early too, the same
+order every time. How many choices it reads at a time is not measured. More pairs are sorted in
+chunks (`chunked_sort`).
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -27,10 +28,11 @@ from torch import Tensor
 
 from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
+from headrace_kernels.experts.chunked_sort import chosen_experts, sort_in_chunks
 from headrace_kernels.triton_runtime import uses_triton
 
-# Choices that a sorting program reads at a time, and its warps: up to 8 of the first, and of more.
-_FEW_SORTED, _MANY_SORTED = (2048, 4), (8192, 16)
+# Choices that a sorting program reads at a time, and how many are sorted so.
+_SORTED, _MOST_SORTED_WHOLE = 2048, 8192
 
 
 class Choice(NamedTuple):
@@ -170,16 +172,6 @@ def sort_pairs_reference(experts: Tensor, num_experts: int, first: int | None = 
     return SortedPairs(order.to(torch.int32), starts.to(torch.int32))
 
 
-@triton.jit
-def _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS: tl.constexpr):
-    """Experts of some pairs, counted from the first one; of all others a number behind the last."""
-    chosen = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=NUM_EXPERTS)
-    if first_expert is not None:
-        chosen -= first_expert
-        chosen = tl.where((chosen >= 0) & (chosen < NUM_EXPERTS) & (pairs < num_pairs), chosen, NUM_EXPERTS + 1)
-    return chosen
-
-
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _sort_kernel(
     experts_ptr, order_ptr, starts_ptr, num_pairs, first_expert,
@@ -194,13 +186,13 @@ def _sort_kernel(
     # Added up behind the loop alone, so that no block waits for the sum of the one before.
     before = tl.zeros([BLOCK], tl.int32)
     for first in tl.range(0, num_pairs, BLOCK):
-        chosen = _chosen(experts_ptr, first + block, num_pairs, first_expert, NUM_EXPERTS)
+        chosen = chosen_experts(experts_ptr, first + block, num_pairs, first_expert, NUM_EXPERTS)
         before += (chosen < expert).to(tl.int32)
     place = tl.sum(before, 0)
     tl.store(starts_ptr + expert, place)
     for first in tl.range(0, num_pairs, BLOCK):
         pairs = first + block
-        chosen = _chosen(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS)
+        chosen = chosen_experts(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS)
         # The program behind the last expert has no pairs.
         is_own = (chosen == expert) & (pairs < num_pairs)
         rank = tl.cumsum(is_own.to(tl.int32), 0)
@@ -212,11 +204,13 @@ def _sort_pairs_triton(experts: Tensor, num_experts: int, first: int | None) -> 
     num_pairs, device = experts.numel(), experts.device
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-    block, num_warps = _FEW_SORTED if num_pairs <= 8 * _FEW_SORTED[0] else _MANY_SORTED
+    if num_pairs > _MOST_SORTED_WHOLE:
+        sort_in_chunks(experts.contiguous(), num_experts, first, order, starts)
+        return SortedPairs(order, starts)
     early = card.launches_early(device)
     _sort_kernel[(num_experts + 1,)](
         experts, order, starts, num_pairs, first,
-        NUM_EXPERTS=num_experts, BLOCK=block, EARLY=early, num_warps=num_warps, launch_pdl=early,
+        NUM_EXPERTS=num_experts, BLOCK=_SORTED, EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return SortedPairs(order, starts)
 

@@ -74,9 +74,9 @@ def test_a_token_that_is_not_finite_gets_experts_that_exist_and_weights_that_sho
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_pairs_of_experts_that_are_elsewhere_are_left_out(device: str) -> None:
-    for first, num_experts in ((0, 3), (3, 4), (6, 1), (2, 5)):
-        # 2,400 pairs, more than a program reads at a time.
-        experts = Numbers("cpu", torch.float32, first).integers(0, 7, 1200, 2, dtype=torch.int32)
+    # 2,400 pairs, more than a program reads at a time, and 8,400, which are sorted in chunks.
+    for (first, num_experts), num_tokens in itertools.product(((0, 3), (3, 4), (6, 1), (2, 5)), (1200, 4200)):
+        experts = Numbers("cpu", torch.float32, first).integers(0, 7, num_tokens, 2, dtype=torch.int32)
         with kernels_on(device), poisoned_memory(device):
             found = sort_pairs(experts.to(device), num_experts, first)
         expected = sort_pairs_reference(experts, num_experts, first)
@@ -100,7 +100,7 @@ def check_sorting(experts: torch.Tensor, num_experts: int, device: str) -> None:
 
 @pytest.mark.parametrize("num_experts", [1, 5])
 def test_pairs_are_sorted_by_expert_and_keep_their_order(num_experts: int) -> None:
-    # The last are sorted by larger blocks, of which there are several.
+    # The last are sorted in chunks, of which there are several.
     for num_tokens, per_token in ((1, 1), (7, 1), (700, 3), (8500, 2)):
         experts = Numbers("cpu", torch.float32, num_tokens).integers(
             0, num_experts, num_tokens, per_token, dtype=torch.int32
@@ -110,8 +110,8 @@ def test_pairs_are_sorted_by_expert_and_keep_their_order(num_experts: int) -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_pairs_may_fall_to_one_expert(device: str) -> None:
-    for expert in (0, 2, 3):
-        check_sorting(torch.full((9, 1), expert, dtype=torch.int32), 4, device)
+    for expert, num_tokens in itertools.product((0, 2, 3), (9, 9000)):
+        check_sorting(torch.full((num_tokens, 1), expert, dtype=torch.int32), 4, device)
 
 
 @pytest.mark.gpu
