@@ -19,6 +19,7 @@ from headrace_kernels import card, rounded_tokens
 from headrace_kernels import rms_norm as rms_norm_room
 from headrace_kernels.experts import (
     block_kernels,
+    chunked_sort,
     mixture_kernels,
     mxfp4_gemv,
     router,
@@ -45,6 +46,7 @@ from headrace_kernels.experts.routing import (
     sort_pairs_reference,
 )
 from headrace_kernels.experts.scored_routing import Scoring, choose_scored_experts, choose_scored_experts_reference
+from headrace_kernels.experts.tile_table import most_tiles
 from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import dense_small_batch, dense_small_batch_kernels, gemv_8bit, gemv_int4, quantized
 from headrace_kernels.linear.dense_small_batch import (
@@ -230,6 +232,17 @@ def test_the_sort_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch)
     assert ahead.waits == ahead.released == 6
 
 
+def test_a_sort_in_chunks_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = Numbers("cpu", torch.float32, 12).integers(0, 5, 4200, 2, dtype=torch.int32)
+    expected = sort_pairs_reference(experts, 5)
+    with kernels_on("cpu"), poisoned_memory("cpu"):
+        ahead = KernelsAhead(monkeypatch, chunked_sort, (experts,))
+        found = sort_pairs(experts, 5)
+    assert torch.equal(found.order, expected.order) and torch.equal(found.starts, expected.starts)
+    # Nine chunks are counted, and then sorted.
+    assert ahead.waits == ahead.released == 18
+
+
 def test_norms_read_only_their_weight_before_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = Numbers("cpu", torch.float32, 11)
     x, start, weight = numbers.randn(3, 2100), numbers.randn(3, 2100), numbers.randn(2100)
@@ -272,7 +285,7 @@ def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own
     out, tile = torch.empty_like(x), mixture_kernels.PairTile(16, 16, 32, 2, 2)
     # Tiles that there may be, most of which there are not, by blocks of 32 inner elements or 48
     # outputs; a program of the sum for each token.
-    tiles = mixture_kernels.most_tiles(12, count, 16)
+    tiles = most_tiles(12, count, 16)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))
         ahead.first_programs = 2 * tiles
@@ -304,7 +317,7 @@ def test_tiles_of_mxfp4_and_of_a_file_s_blocks_find_what_they_need_behind_their_
     expected = mixture_reference(x, choice, *weights)
     monkeypatch.setattr(mixture_room, "sort_pairs", lambda *sizes: pairs)
     # As few pairs as there are take a tile of 16 each, of all inner elements and of all outputs.
-    tiles = mixture_kernels.most_tiles(12, 4, 16)
+    tiles = most_tiles(12, 4, 16)
     with kernels_on("cpu"), poisoned_memory("cpu"):
         monkeypatch.setattr(mixture_room, "_most_vectors", lambda *sizes: 1)
         ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))

@@ -37,9 +37,10 @@ from triton.runtime.jit import JITFunction
 from headrace_kernels import card, finite_rows, rms_norm, rounded_tokens, swiglu
 from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention import rope_kv
-from headrace_kernels.experts import mixture, router, routing, scored_routing
+from headrace_kernels.experts import mixture, router, routing, scored_routing, tile_table
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
-from headrace_kernels.experts.gating import Gating
+from headrace_kernels.experts.gating import SILU, Gating
+from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, multiply_grouped_gemm
 from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
@@ -61,7 +62,7 @@ from headrace_kernels.linear.gated import dense as gated_dense
 from headrace_kernels.linear.gated import dense_sm90 as gated_dense_sm90
 from headrace_kernels.linear.w4a8 import dequantized, gemm_sm90
 from headrace_kernels.linear.w4a8 import products as w4a8_products
-from headrace_kernels.rounded_tokens import RoundedTokens
+from headrace_kernels.rounded_tokens import Activations, RoundedTokens
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.mxfp4 import allocate_mxfp4
 from headrace_kernels.weight_formats.quantized_weight import (
@@ -687,20 +688,26 @@ _EXPERT_KINDS: tuple[tuple[QuantKind | None, int, Arrangement], ...] = (
 # Qwen3-30B-A3B, and a rank's quarter of Mixtral 8x7B: experts, of which so many compute a token,
 # hidden and inner elements.
 _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
+# What grouped GEMMs multiply: kind, group (0: whole rows), tile of gates and ups, tiles of outputs.
+_GROUPED: tuple[tuple[QuantKind | None, int, GroupedTile, tuple[GroupedTile, ...]], ...] = (
+    (None, 0, GroupedTile(128, 128, 8, 4), (GroupedTile(128, 256, 8, 4),)),
+    (QuantKind.FP8, 0, GroupedTile(128, 128, 8, 4), (GroupedTile(128, 256, 8, 4), GroupedTile(128, 128, 4, 3))),
+    (QuantKind.FP8, 128, GroupedTile(64, 64, 4, 4), (GroupedTile(64, 128, 4, 4),)),
+)
 
 
 def compile_experts(arch: int) -> list[Any]:
     """Compiles mixtures of experts: routing, one token and two, and tiles of every size.
 
     Weights are plain and of each kind of few bits, and plain ones of a rank with half of the
-    experts. On sm_90 one token's kernels are launched early.
+    experts. On sm_90 one token's kernels are launched early, and there are grouped GEMMs.
     """
     cpu = torch.device("cpu")
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(card, "shared_bytes", lambda device: _SHARED_BYTES[arch]))
         stack.enter_context(mock.patch.object(card, "has_warpgroup_products", lambda device: arch >= 90))
         stack.enter_context(mock.patch.object(card, "launches_early", lambda device: arch >= 90))
-        for room in (mixture, router, routing, scored_routing):
+        for room in (mixture, router, routing, scored_routing, tile_table):
             stack.enter_context(mock.patch.object(room, "uses_triton", lambda x: True))
         compiled = stack.enter_context(compiling_for(arch))
         for sizes, (kind, grouped, arrangement) in itertools.product(_MIXTURES, _EXPERT_KINDS):
@@ -731,13 +738,41 @@ def compile_experts(arch: int) -> list[Any]:
                 norm = torch.empty(hidden, dtype=x.dtype)
                 one = routing.Choice(*(column[:1] for column in choice))
                 mixture.add_mixture(x[:1], norm, 1e-5, one, gate_up, down)
+                routing.sort_pairs(torch.empty(16_384 // per_token, per_token, dtype=torch.int32), num_experts)
                 two = routing.Choice(*(column[:2] for column in choice))
                 mixture.add_mixture(x[:2], norm, 1e-5, two, gate_up, down)
                 mixture.mixture(x[:1], one, *_of_a_rank(weights))
                 mixture.mixture(x, choice, *_of_a_rank(weights))
         _mxfp4_mixtures()
         _block_mixtures()
+        if arch == 90:
+            for kind, group, of_gates, of_outputs in _GROUPED:
+                launch_grouped(kind, group, of_gates, SILU)
+                for tile in of_outputs:
+                    launch_grouped(kind, group, tile, None)
+            launch_grouped(None, 0, _GROUPED[0][2], Gating(True, 1.702, 7.0), has_bias=True)
     return list({id(kernel): kernel for kernel in compiled}.values())
+
+
+def launch_grouped(
+    kind: QuantKind | None, group: int, tile: GroupedTile, gating: Gating | None, has_bias: bool = False
+) -> None:
+    """Many tokens' product in Qwen3-30B-A3B's experts: gates and ups, or without gating down."""
+    num_tokens, cpu = 256, torch.device("cpu")
+    num_experts, per_token, hidden, inner = _MIXTURES[0]
+    num_pairs, outputs, inputs = num_tokens * per_token, *((hidden, inner) if gating is None else (inner, hidden))
+    rows, num_rows = num_experts * outputs * (1 if gating is None else 2), num_pairs if gating is None else num_tokens
+    stored: torch.Tensor | QuantizedWeight = torch.empty(rows, inputs, dtype=torch.bfloat16)
+    x: Activations = torch.empty(num_rows, inputs, dtype=torch.bfloat16)
+    if kind is not None:
+        stored = allocate(kind, rows, inputs, group or inputs, torch.bfloat16, cpu, Arrangement(scale_outputs=group))
+        x = RoundedTokens.empty((num_rows, inputs), InputRounding(torch.float8_e4m3fn, group), cpu)
+    weights = ExpertWeights(stored, num_experts, torch.empty(rows, dtype=torch.bfloat16) if has_bias else None)
+    experts = torch.empty(num_tokens, per_token, dtype=torch.int32)
+    choice, pairs = routing.Choice(experts, torch.empty(experts.shape)), routing.sort_pairs(experts, num_experts)
+    table = tile_table.tile_table(pairs, tile.block_m)
+    out = torch.empty(num_pairs, outputs, dtype=torch.bfloat16)
+    multiply_grouped_gemm(x, choice, pairs, table, weights, out, tile, gating)
 
 
 def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:

@@ -3,12 +3,13 @@
 Tensors are whole arrays of numbers.
 
 What it proves is what the kernel says, not what the compiler makes of it: places in memory, slots,
-and the order of copies, products and waits. Nothing is done before the kernel has waited for it:
-copies land when a wait demands their group, and products read shared memory when a wait demands
-their result, so that a wait too few or a slot that is filled too early gives wrong numbers. With
-`eager` copies land at once instead, which shows slots that are filled while something still reads
-them. The copy engine's land when the barrier that they arrive at is waited for, and a wait for what
-nobody copies, or for another number of bytes, fails where a card would hang.
+and the order of copies, products and waits. Copies land when a wait demands their group, and
+products read shared memory at once, so that a wait too few gives wrong numbers. With `eager` it is
+the other way round: copies land at once, and products read shared memory when a wait demands their
+result, which shows slots that are filled while something still reads them. The copy engine's copies
+land when the barrier that they arrive at is waited for, and a wait for what nobody copies, or for
+another number of bytes, fails where a card would hang. So does a program that ends while copies or
+products are under way.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def value(tensor: Any) -> Value:
 
 
 class Pointer:
-    """Places in a tensor."""
+    """Places in a tensor's memory, which begins with its first number and ends with its last."""
 
     def __init__(self, tensor: Tensor, places: Any = 0) -> None:
-        self.tensor, self.places = tensor, places
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        length = min(1, tensor.numel()) * (1 + sum((size - 1) * stride for size, stride in strides))
+        self.tensor, self.places = tensor.as_strided((length,), (1,)), places
         self.dtype = types.SimpleNamespace(element_ty=_KINDS[tensor.dtype])
 
     def __add__(self, more: Any) -> Pointer:
@@ -84,7 +87,7 @@ class Pointer:
     def read(self) -> Value:
         places = torch.as_tensor(self.places).as_subclass(Tensor).long()
         assert 0 <= int(places.min()) and int(places.max()) < self.tensor.numel()
-        return value(self.tensor.flatten()[places])
+        return value(self.tensor[places])
 
 
 class Shared:
@@ -185,21 +188,33 @@ class _Barriers:
             for land in landed:
                 land()
 
+    def are_done(self) -> bool:
+        """Whether nothing is under way."""
+        return not any(self._copies.values())
+
 
 class _Program:
     """What one program has under way."""
 
-    def __init__(self, ids: tuple[int, ...], eager: bool, careless: str | None) -> None:
-        self.ids, self.eager, self.careless = ids, eager, careless
+    def __init__(self, ids: tuple[int, ...], grid: tuple[int, ...], eager: bool, careless: str | None) -> None:
+        self.ids, self.grid, self.eager, self.careless = ids, grid, eager, careless
         self.copies: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
         self.products: list[Callable[[], object]] = []
         self.mbarrier = self.tma = _Barriers(self)
         self.async_copy = self
 
+    def end(self) -> None:
+        """Asserts that the program has waited for all that it began."""
+        is_done = self.mbarrier.are_done() and not any((self.copies, *self.groups, self.products))
+        assert is_done or self.careless, "something is under way at the end"
+
     # The functions of the language, by their names there.
     def program_id(self, axis: int) -> Value:
         return value(self.ids[axis])
+
+    def num_programs(self, axis: int) -> Value:
+        return value(self.grid[axis])
 
     def async_copy_global_to_shared(self, smem: Shared, pointer: Pointer, mask: Tensor | None = None) -> None:
         places, copied = pointer.places, torch.ones(smem.numbers.shape, dtype=torch.bool)
@@ -222,7 +237,8 @@ class _Program:
         self.copies = []
 
     def wait_group(self, num_under_way: int) -> None:
-        while len(self.groups) > num_under_way + (self.careless == "copies" and num_under_way > 0):
+        is_careless = self.careless in ("copies", "copies of threads")
+        while len(self.groups) > num_under_way + (is_careless and num_under_way > 0):
             for copy in self.groups.pop(0):
                 copy()
 
@@ -238,6 +254,8 @@ class _Program:
 
         assert is_async
         self.products.append(multiply)
+        if not self.eager:
+            self.warpgroup_mma_wait(0, [total])
         return total
 
     def mma_v2(self, left: Tensor, right: Tensor, total: Tensor) -> Value:
@@ -266,7 +284,7 @@ def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> V
 
 def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
     mask = mask.expand(numbers.shape).as_subclass(Tensor)
-    pointer.tensor.view(-1)[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
+    pointer.tensor[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -362,9 +380,9 @@ def emulating(
         module: Module of the kernel.
         kernel: Name of the kernel in the module.
         assembly: What a piece of assembly makes of its operands.
-        eager: Copies land at once.
-        careless: "copies" or "products": one of them more than the kernel allows is left under way
-            at its waits.
+        eager: Copies land at once, and products are done when a wait demands it.
+        careless: "copies", "copies of threads" or "products": one of them more than the kernel
+            allows is left under way at its waits.
     """
     plain = getattr(module, kernel).fn
 
@@ -380,14 +398,16 @@ def emulating(
         def _run(self, grid: tuple[int, ...], args: tuple[Any, ...], num_warps: int, constants: dict[str, Any]) -> None:
             values = [argument(arg) for arg in args]
             for ids in itertools.product(*map(range, grid)):
-                program = _Program(ids, eager, careless)
+                program = _Program(ids, grid, eager, careless)
                 names_of_language = language(program.program_id, num_warps)
+                names_of_language.num_programs = program.num_programs
                 names_of_language.inline_asm_elementwise = lambda source, constraints, operands, dtype, is_pure, pack: (
                     value(assembly(source, operands, dtype))
                 )
                 names = {name: getattr(program, name) for name in _OF_A_PROGRAM}
                 with speaking((module, ring, row_streams, stream_k, operands, block_sums), names_of_language, names):
                     plain(*values, **constants)
+                program.end()
 
     with mock.patch.object(module, kernel, Launcher()):
         yield

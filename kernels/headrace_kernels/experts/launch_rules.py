@@ -13,6 +13,7 @@ import triton
 
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
+from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, takes_grouped_gemm
 from headrace_kernels.experts.mixture_kernels import PairTile
 from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile
 from headrace_kernels.experts.mxfp4_kernels import ManyTile
@@ -24,6 +25,8 @@ from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 
 # Pairs of a tile. Those of eight, where there are any, are half of the least.
 _LEAST_TILE, _LARGEST_TILE = 16, 128
+# Inputs of FP8 up to which a grouped GEMM's results take as long to store as to compute.
+_FEW_INPUTS = 1024
 # Largest tiles without products from shared memory, where larger ones spill registers: of INT4, and
 # of 8 bits in groups or blocks, which are summed up group by group.
 _LARGEST_OLD_INT4_TILE, _LARGEST_OLD_GROUPED_TILE = 16, 32
@@ -110,6 +113,36 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
     if weights.layout().kind == "plain":
         return VectorTile(block_n=2, block_words=2048, num_warps=4)
     return VectorTile(block_n=8, block_words=128, num_warps=8)
+
+
+def pair_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool) -> PairTile | GroupedTile:
+    """The tile of a product of many pairs, of the kernel that takes it.
+
+    is_rounded: FP8 multiplies FP8.
+    """
+    tile = _grouped_rule(num_pairs, weights, gated, is_rounded)
+    if tile is not None and takes_grouped_gemm(weights, is_rounded, tile, gated):
+        return tile
+    return (rounded_tile_rule if is_rounded else tile_rule)(num_pairs, weights, gated)
+
+
+def _grouped_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool) -> GroupedTile | None:
+    """The tile of a grouped GEMM of sm_90; None: for fewer pairs others take less.
+
+    Those that took an H200 least for 600 to 8,192 tokens of Qwen3-30B-A3B, of 3 to 7
+    (docs/experiments.md, "grouped GEMMs by the copy engine"). Of few inputs what is stored takes as
+    long as the products, and two programs of a multiprocessor do both at a time.
+    """
+    average = triton.cdiv(num_pairs, weights.total_experts)
+    if average <= _LARGEST_TILE // 4:
+        return None
+    if average <= _LARGEST_TILE // 2 or is_rounded and weights.layout().is_grouped:
+        return GroupedTile(64, 64 if gated else 128, num_warps=4, slots=4)
+    if gated:
+        return GroupedTile(128, 128, num_warps=8, slots=4)
+    if is_rounded and weights.num_inputs <= _FEW_INPUTS and average < 4 * _LARGEST_TILE:
+        return GroupedTile(128, 128, num_warps=4, slots=3)
+    return GroupedTile(128, 256, num_warps=8, slots=4)
 
 
 def tile_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> PairTile:

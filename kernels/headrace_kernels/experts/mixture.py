@@ -20,7 +20,7 @@ from headrace_kernels.experts.gating import SILU, Gating, gated_reference
 from headrace_kernels.experts.launch_rules import (
     few_rule,
     many_rule,
-    rounded_tile_rule,
+    pair_rule,
     stream_rule,
     tile_rule,
     vector_rule,
@@ -199,8 +199,7 @@ def _multiply_many(
         multiply_many(x, choice, pairs, gate_up, down, out, rules, gating)
         return
     rounded = rounds(len(x), gate_up, down)
-    of_tokens, of_inner = (rounded_tile_rule if each else tile_rule for each in rounded)
-    tiles = of_tokens(num_pairs, gate_up, gated=True), of_inner(num_pairs, down, gated=False)
+    tiles = pair_rule(num_pairs, gate_up, True, rounded[0]), pair_rule(num_pairs, down, False, rounded[1])
     rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
     multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
 

@@ -6,8 +6,9 @@ one of its experts (`routing`). Weights are those of `expert_weights`: a word is
 of INT4.
 
 `_tile_kernel` multiplies BLOCK_M pairs of one expert, which sorting made neighbours, by BLOCK_N of
-its outputs, as Y^T = W X^T. How many tiles there are is routing's, so the grid has room for the
-most there can be, and a program finds its expert from the starts of all. Weights of FP8 multiply
+its outputs, as Y^T = W X^T, where no grouped GEMM of the card's own takes them
+(`grouped_gemm_sm90`). How many tiles there are is routing's, so the grid has room for the most
+there can be, and a program finds its expert from the starts of all. Weights of FP8 multiply
 rows of e4m3 (`rounded_tokens`) as they are, others rows in the model's type. `_combine_kernel` adds
 up the outputs of a token's pairs in order.
 
@@ -36,7 +37,9 @@ from headrace_kernels import card
 from headrace_kernels.early_launch import grid_before_is_done, grid_behind_may_start
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
+from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, multiply_grouped_gemm
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
+from headrace_kernels.experts.tile_table import most_tiles, tile_table
 from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -373,7 +376,7 @@ def block_words(most: int, layout: WeightLayout) -> int:
 
 def multiply_pairs(
     x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
-    tiles: tuple[PairTile, PairTile], gating: Gating = SILU, rounds_inner: bool = False,
+    tiles: tuple[PairTile | GroupedTile, PairTile | GroupedTile], gating: Gating = SILU, rounds_inner: bool = False,
 ) -> None:  # fmt: skip
     """Computes the experts of many tokens, whose pairs are sorted by expert.
 
@@ -384,15 +387,26 @@ def multiply_pairs(
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
         out: [num_tokens, hidden], written.
-        tiles: Tile of the gate-up product, and of the down product.
+        tiles: Tile of the gate-up product, and of the down product, each of the kernel that runs.
         gating: What is between gate-up and down.
         rounds_inner: Whether inner elements are rounded to e4m3.
     """
     num_pairs = len(pairs.order)
     inner, outputs = out.new_empty(num_pairs, down.num_inputs), out.new_empty(num_pairs, down.num_outputs)
-    multiply_tiles(x, choice, pairs, gate_up, inner, tiles[0], gating)
-    rows = round_rows(inner, down) if rounds_inner else inner
-    multiply_tiles(rows, choice, pairs, down, outputs, tiles[1], None)
+    # Both before the first product, which starts early behind what it needs.
+    sizes = {tile.block_m for tile in tiles if isinstance(tile, GroupedTile)}
+    tables = {block_m: tile_table(pairs, block_m) for block_m in sizes}
+
+    def multiply(
+        rows: Activations, weights: ExpertWeights, results: Tensor, tile: PairTile | GroupedTile, own: Gating | None
+    ) -> None:
+        if isinstance(tile, GroupedTile):
+            multiply_grouped_gemm(rows, choice, pairs, tables[tile.block_m], weights, results, tile, own)
+        else:
+            multiply_tiles(rows, choice, pairs, weights, results, tile, own)
+
+    multiply(x, gate_up, inner, tiles[0], gating)
+    multiply(round_rows(inner, down) if rounds_inner else inner, down, outputs, tiles[1], None)
     combine_pairs(outputs, choice, down, out)
 
 
@@ -437,15 +451,6 @@ def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Ten
         N=num_outputs, NUM_EXPERTS=down.num_experts, PER_TOKEN=choice.experts.shape[1], BLOCK=_COMBINED,
         EARLY=early, launch_pdl=early,
     )  # fmt: skip
-
-
-def most_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
-    """Tiles of `block_m` pairs that there can be, however the pairs fall to the experts.
-
-    Each expert that has pairs has one tile that is not full at most.
-    """
-    used = min(num_pairs, num_experts)
-    return used + (num_pairs - used) // block_m
 
 
 def multiply_tiles(

@@ -21,8 +21,9 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
-from headrace_kernels.experts.mixture_kernels import combine_pairs, early_tile, most_tiles
+from headrace_kernels.experts.mixture_kernels import combine_pairs, early_tile
 from headrace_kernels.experts.routing import Choice, SortedPairs
+from headrace_kernels.experts.tile_table import most_tiles
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, mxfp4_numbers
 
