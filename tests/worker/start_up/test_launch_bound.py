@@ -19,16 +19,21 @@ from headrace_backend.worker.start_up import launch_bound
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes, tried_sizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 
-SIZES = device_defaults.long_graph_sizes(8192)
+SIZES = device_defaults.long_graph_sizes(8192, 4)
+SIZES_ALONE = device_defaults.long_graph_sizes(8192)
 
 
 @pytest.mark.parametrize(
-    ("budget", "longest", "count"), [(512, None, 0), (768, None, 0), (800, 800, 1), (2000, 2000, 8), (8192, 3072, 10)]
-)
-def test_what_there_is_to_choose_from_ends_with_the_budget_or_3072(
-    budget: int, longest: int | None, count: int
+    ("budget", "ranks", "longest", "count"),
+    [
+        (512, 1, None, 0), (768, 1, None, 0), (800, 1, 800, 1), (2000, 2, 2000, 8), (8192, 2, 3072, 10),
+        (4096, 1, 4096, 12), (8192, 1, 7936, 15),
+    ],
+)  # fmt: skip
+def test_what_there_is_to_choose_from_ends_with_the_budget_or_what_is_worth_a_try(
+    budget: int, ranks: int, longest: int | None, count: int
 ) -> None:
-    sizes = device_defaults.long_graph_sizes(budget)
+    sizes = device_defaults.long_graph_sizes(budget, ranks)
     assert len(sizes) == count and sorted(set(sizes)) == list(sizes)
     assert not sizes or sizes[-1] == longest
     captured = device_defaults.mixed_graph_sizes(budget) + sizes
@@ -61,7 +66,7 @@ def test_one_rank_captures_what_its_launches_bind_and_no_more() -> None:
     assert launch_bound_sizes(SIZES, 1, lambda _: 0.8) == ()
 
 
-def test_full_steps_of_one_rank_have_a_graph_where_all_long_ones_are_bound() -> None:
+def test_full_steps_of_one_rank_have_a_graph_where_half_of_them_is_the_hosts() -> None:
     # The host takes 48 ms for any step, the card 9 us a token: as a mixture of experts is.
     def share(num_tokens: int) -> float:
         return min(1.0, 48_000 / (9 * num_tokens))
@@ -74,12 +79,21 @@ def test_full_steps_of_one_rank_have_a_graph_where_all_long_ones_are_bound() -> 
     assert launch_bound_sizes((), 1, share, 512) == ()
 
 
-def test_whether_full_steps_are_bound_is_not_asked_where_long_ones_are_not() -> None:
+def test_full_steps_have_a_graph_beside_long_ones_that_hide_their_launches() -> None:
+    # The host takes 33 ms for any step, the card 8 us a token: 8,192 tokens take it twice as long.
+    def share(num_tokens: int) -> float:
+        return min(1.0, 32_768 / (8 * num_tokens))
+
+    assert launch_bound_sizes(SIZES_ALONE, 1, share, 8192) == (*(size for size in SIZES_ALONE if size <= 3840), 8192)
+    assert launch_bound_sizes(SIZES_ALONE, 1, lambda size: 0.6, 8192) == (8192,)
+
+
+def test_whether_full_steps_are_bound_is_not_asked_where_the_host_has_little_of_shorter_ones() -> None:
     asked: list[int] = []
 
     def share(num_tokens: int) -> float:
         asked.append(num_tokens)
-        return 0.95 if num_tokens < 2000 else 0.6
+        return 0.95 if num_tokens < 2000 else 0.4
 
     assert max(launch_bound_sizes(SIZES, 1, share, 8192)) < 2000 and 8192 not in asked
 

@@ -77,8 +77,8 @@ class Phases:
 
 # Graphs that need more than was estimated are captured once more beside a smaller cache.
 _CAPTURE_ATTEMPTS = 2
-# What must be left of the cache beside a graph of full steps.
-_LEAST_CACHE_SHARE = 0.98
+# What must be left of the cache beside graphs of steps of more tokens than these.
+_LEAST_CACHE_SHARE, _LONGEST_AT_ANY_COST = 0.98, 3072
 # Checkpoints that a pipeline stage without recurrent layers has room for.
 _ANY_NUMBER = 1 << 31
 
@@ -233,12 +233,12 @@ def _with_room(
     """Returns the memory needed with graphs of the long steps, and the long sizes that have room.
 
     Where any rank has no room for them there are none: nobody should be refused for what only makes
-    steps shorter. Full steps have a graph only if that leaves nearly all of the cache.
+    steps shorter. The longest have graphs only if that leaves nearly all of the cache.
     """
     whole = _cache_bytes(model, memory, room)
-    padded = tuple(size for size in long_sizes if size in model.sizes.long_graphs)
-    # Without full steps the two are the same one.
-    for tried, least_share in {long_sizes: _LEAST_CACHE_SHARE, padded: 0.0}.items():
+    shorter = tuple(size for size in long_sizes if size <= _LONGEST_AT_ANY_COST)
+    # Where these are all, the two are the same one.
+    for tried, least_share in {long_sizes: _LEAST_CACHE_SHARE, shorter: 0.0}.items():
         larger = with_long_graphs(memory, model.sizes, tried)
         has_room = _cache_bytes(model, larger, room) > least_share * whole
         if tried and agreed_least(model.place.collectives, has_room):

@@ -11,12 +11,12 @@ machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one co
 host, and 0.97 on another in the same minute (2026-11-22), and of several ranks the slowest counts.
 So theirs are captured up to the length at which the host has as much time again as it needs.
 
-Where all of these bind one rank, as they do of mixtures of experts, whose products are short and
-many, steps of the whole token budget may have a graph, too: prompts that wait fill them, and no
-other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B kept a slow host launching
-for all of the 81 ms that they took, and their card idle for 10 (docs/experiments.md, "sums of FP8
-by the tensor cores alone"). On a quicker host 256 answers had 1.3% more tokens a second with the
-rule than before it ("steps of a mixture were padded").
+Where half of a step of the whole token budget is one rank's host's, as it is of mixtures of
+experts, whose products are short and many, such steps have a graph, too: prompts that wait fill
+them, and no other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B kept a slow host
+launching for all of the 81 ms that they took, and their card idle for 10 (docs/experiments.md,
+"sums of FP8 by the tensor cores alone"). On a quicker host 256 answers had 1.3% more tokens a
+second with the rule than before it ("steps of a mixture were padded").
 """
 
 from __future__ import annotations
@@ -63,14 +63,16 @@ def launch_bound_sizes(
         share_of: Measures one size: the host's part of the step's time, on the rank where that is
             the most.
     """
-    longest, bound = 0, _BOUND_ALONE if world_size == 1 else _BOUND_TOGETHER
+    longest, share, bound = 0, 1.0, _BOUND_ALONE if world_size == 1 else _BOUND_TOGETHER
     for size in tried_sizes(sizes):
-        if share_of(size) < bound:
+        share = share_of(size)
+        if share < bound:
             break
         longest = size
     found = tuple(size for size in sizes if size <= longest)
-    are_all = world_size == 1 and sizes and longest == sizes[-1]
-    if are_all and full_size > longest and share_of(full_size) >= _BOUND_FULL:
+    # The host has less of longer steps.
+    may_be_full = world_size == 1 and sizes and full_size > sizes[-1] and share >= _BOUND_FULL
+    if may_be_full and share_of(full_size) >= _BOUND_FULL:
         return (*found, full_size)
     return found
 
