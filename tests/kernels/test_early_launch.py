@@ -221,26 +221,25 @@ def test_the_choice_by_scores_reads_nothing_before_it_waits(monkeypatch: pytest.
     assert ahead.waits == ahead.released == 3
 
 
-def test_the_sort_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = Numbers("cpu", torch.float32, 11).integers(0, 5, 9, 2, dtype=torch.int32)
+@pytest.mark.parametrize(
+    ("room", "num_tokens", "programs"),
+    [
+        # A program for each expert, and one for what is behind the last.
+        (routing, 9, 6),
+        # Nine chunks, which are counted, and then sorted.
+        (chunked_sort, 4200, 18),
+    ],
+)
+def test_the_sort_reads_nothing_before_it_waits(
+    room: ModuleType, num_tokens: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = Numbers("cpu", torch.float32, 11).integers(0, 5, num_tokens, 2, dtype=torch.int32)
     expected = sort_pairs_reference(experts, 5)
     with kernels_on("cpu"), poisoned_memory("cpu"):
-        ahead = KernelsAhead(monkeypatch, routing, (experts,))
+        ahead = KernelsAhead(monkeypatch, room, (experts,))
         found = sort_pairs(experts, 5)
     assert torch.equal(found.order, expected.order) and torch.equal(found.starts, expected.starts)
-    # A program for each expert, and one for what is behind the last.
-    assert ahead.waits == ahead.released == 6
-
-
-def test_a_sort_in_chunks_reads_nothing_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = Numbers("cpu", torch.float32, 12).integers(0, 5, 4200, 2, dtype=torch.int32)
-    expected = sort_pairs_reference(experts, 5)
-    with kernels_on("cpu"), poisoned_memory("cpu"):
-        ahead = KernelsAhead(monkeypatch, chunked_sort, (experts,))
-        found = sort_pairs(experts, 5)
-    assert torch.equal(found.order, expected.order) and torch.equal(found.starts, expected.starts)
-    # Nine chunks are counted, and then sorted.
-    assert ahead.waits == ahead.released == 18
+    assert ahead.waits == ahead.released == programs
 
 
 def test_norms_read_only_their_weight_before_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:

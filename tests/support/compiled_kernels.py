@@ -689,11 +689,18 @@ _EXPERT_KINDS: tuple[tuple[QuantKind | None, int, Arrangement], ...] = (
 # hidden and inner elements.
 _MIXTURES = ((128, 8, 2048, 768), (8, 2, 4096, 3584))
 # What grouped GEMMs multiply: kind, group (0: whole rows), tile of gates and ups, tiles of outputs.
-_GROUPED: tuple[tuple[QuantKind | None, int, GroupedTile, tuple[GroupedTile, ...]], ...] = (
-    (None, 0, GroupedTile(128, 128, 8, 4), (GroupedTile(128, 256, 8, 4),)),
-    (QuantKind.FP8, 0, GroupedTile(128, 128, 8, 4), (GroupedTile(128, 256, 8, 4), GroupedTile(128, 128, 4, 3))),
-    (QuantKind.FP8, 128, GroupedTile(64, 64, 4, 4), (GroupedTile(64, 128, 4, 4),)),
-)
+_FEW_GROUPED = GroupedTile(32, 128, 4, 5, is_swapped=True)
+_GROUPED: tuple[tuple[QuantKind | None, int, tuple[GroupedTile, ...], tuple[GroupedTile, ...]], ...] = (
+    (
+        None, 0, (GroupedTile(64, 64, 4, 4), GroupedTile(128, 128, 8, 4)),
+        (_FEW_GROUPED, GroupedTile(64, 128, 4, 4), GroupedTile(128, 256, 8, 4)),
+    ),
+    (
+        QuantKind.FP8, 0, (GroupedTile(64, 64, 4, 4), GroupedTile(128, 128, 8, 4)),
+        (_FEW_GROUPED, GroupedTile(64, 128, 4, 4), GroupedTile(128, 256, 8, 4), GroupedTile(128, 128, 4, 3)),
+    ),
+    (QuantKind.FP8, 128, (GroupedTile(64, 64, 4, 4),), (_FEW_GROUPED, GroupedTile(64, 128, 4, 4))),
+)  # fmt: skip
 
 
 def compile_experts(arch: int) -> list[Any]:
@@ -747,10 +754,10 @@ def compile_experts(arch: int) -> list[Any]:
         _block_mixtures()
         if arch == 90:
             for kind, group, of_gates, of_outputs in _GROUPED:
-                launch_grouped(kind, group, of_gates, SILU)
-                for tile in of_outputs:
-                    launch_grouped(kind, group, tile, None)
-            launch_grouped(None, 0, _GROUPED[0][2], Gating(True, 1.702, 7.0), has_bias=True)
+                for tiles, gating in ((of_gates, SILU), (of_outputs, None)):
+                    for tile in tiles:
+                        launch_grouped(kind, group, tile, gating)
+            launch_grouped(None, 0, _GROUPED[0][2][-1], Gating(True, 1.702, 7.0), has_bias=True)
     return list({id(kernel): kernel for kernel in compiled}.values())
 
 

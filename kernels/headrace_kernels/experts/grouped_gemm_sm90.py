@@ -50,7 +50,6 @@ from headrace_kernels.experts.tile_table import TileTable
 from headrace_kernels.hopper.launch import aligned, box_descriptor, programs_at_a_time, tile_descriptor
 from headrace_kernels.hopper.ring import (
     advance,
-    begin_product,
     grid_before_is_done,
     grid_behind_may_start,
     new_barriers,
@@ -65,6 +64,8 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 _STEP_BYTES = 128
 # Results of a row that change threads at a time, on their way to stores of 16 bytes.
 _STORED = 64
+# Registers of a thread at most.
+_REGISTERS, _SWAPPED_REGISTERS = 255, 160
 # Results of a row that are stored, at least, in multiples of which copies begin.
 _ALIGNMENT = 16
 
@@ -72,13 +73,16 @@ _ALIGNMENT = 16
 class GroupedTile(NamedTuple):
     """How a product of many pairs is cut."""
 
-    # Pairs of a tile: 64 for every four warps, or a multiple.
+    # Pairs of a tile: 64 for every four warps, or a multiple; swapped a power of two from 16 on.
     block_m: int
-    # Outputs of a tile; of gate and up as many of each.
+    # Outputs of a tile, of gate and up as many of each; swapped 64 for every four warps, or more.
     block_n: int
     num_warps: int
     # Steps in shared memory, at least 3.
     slots: int
+    # Whether outputs take the 64 rows of an instruction and pairs its columns, Y^T = W X^T: for few
+    # pairs, which rows would be empty of.
+    is_swapped: bool = False
 
     def shared_bytes(self, is_gated: bool) -> int:
         """Shared memory of a program without barriers."""
@@ -160,13 +164,14 @@ def _factors_of(
 @gluon.jit
 def _block_places(
     here, pairs, N: gl.constexpr, PER_TOKEN: gl.constexpr, BLOCK_M: gl.constexpr, PART_N: gl.constexpr,
-    GATED: gl.constexpr, BLOCKS: gl.constexpr, SCALE_OUTPUTS: gl.constexpr, SCALE_ROOM: gl.constexpr, MMA: gl.constexpr,
+    GATED: gl.constexpr, BLOCKS: gl.constexpr, SCALE_OUTPUTS: gl.constexpr, SCALE_ROOM: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Places at which scales of blocks begin: of rows of x, and of both parts of the outputs."""
     places = ()
     if BLOCKS:
         expert, _, _, first_n = here
-        rows = gl.convert_layout(_rows_of(here, pairs, PER_TOKEN, BLOCK_M, GATED), gl.SliceLayout(1, MMA))
+        rows = gl.convert_layout(_rows_of(here, pairs, PER_TOKEN, BLOCK_M, GATED), BESIDE)
         output = expert * (2 * N if GATED else N) + first_n
         other = output + (N if GATED else PART_N)
         places = (rows, output // SCALE_OUTPUTS * SCALE_ROOM, other // SCALE_OUTPUTS * SCALE_ROOM)
@@ -207,34 +212,75 @@ def _copy_step(
 
 
 @gluon.jit
-def _no_sums(BLOCK_M: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, MMA: gl.constexpr):
+def _no_sums(
+    BLOCK_M: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, SWAPPED: gl.constexpr, MMA: gl.constexpr
+):  # fmt: skip
     """Sums of no steps, of each part."""
+    SHAPE: gl.constexpr = [PART_N, BLOCK_M] if SWAPPED else [BLOCK_M, PART_N]
     sums = ()
     for _ in gl.static_range(PARTS):
-        sums = sums + (gl.zeros([BLOCK_M, PART_N], gl.float32, layout=MMA),)
+        sums = sums + (gl.zeros(SHAPE, gl.float32, layout=MMA),)
     return sums
+
+
+@gluon.jit
+def _product(x, w, sums, SWAPPED: gl.constexpr, BEGINS: gl.constexpr):
+    """Begins to add a step's product of rows and a part of the outputs to sums, or to nothing."""
+    if SWAPPED:
+        running = warpgroup_mma(w, x.permute((1, 0)), sums, use_acc=not BEGINS, is_async=True)
+    else:
+        running = warpgroup_mma(x, w.permute((1, 0)), sums, use_acc=not BEGINS, is_async=True)
+    return running
 
 
 @gluon.jit
 def _add_step(
     x, w, sums, scales,
-    BLOCK_M: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, BLOCKS: gl.constexpr, MMA: gl.constexpr,
+    BLOCK_M: gl.constexpr, PARTS: gl.constexpr, PART_N: gl.constexpr, BLOCKS: gl.constexpr, SWAPPED: gl.constexpr,
+    MMA: gl.constexpr,
 ):  # fmt: skip
     """Sums with a step's products, which run on but for those in blocks; those before are done."""
+    running = ()
+    for part in gl.static_range(PARTS):
+        outputs = w.slice(part * PART_N, PART_N, 0)
+        if BLOCKS:
+            # Not read: the first instruction of a product begins at 0.
+            nothing = _no_sums(BLOCK_M, 1, PART_N, SWAPPED, MMA)
+            running = running + (_product(x, outputs, nothing[0], SWAPPED, True),)
+        else:
+            running = running + (_product(x, outputs, sums[part], SWAPPED, False),)
     if BLOCKS:
-        running = ()
-        for part in gl.static_range(PARTS):
-            half = w.slice(part * PART_N, PART_N, 0).permute((1, 0))
-            running = running + (begin_product(x, half, BLOCK_M, PART_N, MMA),)
         added = ()
         for part in gl.static_range(PARTS):
             product = warpgroup_mma_wait(PARTS - 1 - part, deps=[running[part]])
-            factors = gl.expand_dims(scales[0] * scales[1 + part], 1)
+            factors = gl.expand_dims(scales[0] * scales[1 + part], 0 if SWAPPED else 1)
             added = added + (added_here(sums[part], product, factors),)
     else:
-        product = warpgroup_mma(x, w.permute((1, 0)), sums[0], is_async=True)
-        added = (warpgroup_mma_wait(1, deps=[product]),)
+        added = _waited(running, PARTS, PARTS)
     return added
+
+
+@gluon.jit
+def _waited(running, under_way: gl.constexpr, PARTS: gl.constexpr):
+    """Sums of products, of which so many may run on."""
+    if PARTS == 2:
+        sums = warpgroup_mma_wait(under_way, deps=[running[0], running[1]])
+    else:
+        sums = (warpgroup_mma_wait(under_way, deps=[running[0]]),)
+    return sums
+
+
+@gluon.jit
+def _whole(sums, PARTS: gl.constexpr, BLOCKS: gl.constexpr, SWAPPED: gl.constexpr):
+    """The sums of all steps, [pairs, outputs] of each part."""
+    if not BLOCKS:
+        sums = _waited(sums, 0, PARTS)
+    if SWAPPED:
+        transposed = ()
+        for part in gl.static_range(PARTS):
+            transposed = transposed + (sums[part].permute((1, 0)),)
+        sums = transposed
+    return sums
 
 
 @gluon.jit
@@ -316,7 +362,7 @@ def _grouped_gemm_kernel(
     firsts_ptr, weights_ptr, out_ptr, x_room,
     N: gl.constexpr, K: gl.constexpr, PER_TOKEN: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     SLOTS: gl.constexpr, GATING: gl.constexpr, BLOCKS: gl.constexpr, SCALE_OUTPUTS: gl.constexpr,
-    SCALE_ROOM: gl.constexpr, EARLY: gl.constexpr,
+    SCALE_ROOM: gl.constexpr, SWAPPED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """A program's tiles, of BLOCK_M pairs and BLOCK_N outputs each, behind one another.
 
@@ -333,13 +379,17 @@ def _grouped_gemm_kernel(
     GATED: gl.constexpr = GATING is not None
     SIDES: gl.constexpr = 2 if GATED else 1
     WIDTH: gl.constexpr = SIDES * BLOCK_N
-    PARTS: gl.constexpr = 2 if BLOCKS else 1
+    PARTS: gl.constexpr = 2 if BLOCKS or (SWAPPED and GATED) else 1
     PART_N: gl.constexpr = WIDTH // PARTS
     COLUMNS: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     ARRIVING: gl.constexpr = 128 * (WIDTH + (0 if x_desc is None else BLOCK_M))
     ROWS: gl.constexpr = _of_rows(ITEM, gl.num_warps())
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * ITEM, rank=2)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, PART_N, 32 // ITEM])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [gl.num_warps(), 1], [16, BLOCK_M if SWAPPED else PART_N, 32 // ITEM]
+    )
+    # Of one number for each pair beside sums.
+    BESIDE: gl.constexpr = gl.SliceLayout(0 if SWAPPED else 1, MMA)
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, BLOCK_M, STEP], SHARED)
     w_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, SIDES, BLOCK_N, STEP], w_desc.layout)
     sides = w_smem._reinterpret(DTYPE, [SLOTS, WIDTH, STEP], SHARED)
@@ -363,7 +413,7 @@ def _grouped_gemm_kernel(
             x_scale_ptr, scale_ptr, weights_ptr, here, pairs, N, PER_TOKEN, BLOCK_M, BLOCK_N, GATED, BLOCKS
         )  # fmt: skip
         places = _block_places(
-            here, pairs, N, PER_TOKEN, BLOCK_M, PART_N, GATED, BLOCKS, SCALE_OUTPUTS, SCALE_ROOM, MMA
+            here, pairs, N, PER_TOKEN, BLOCK_M, PART_N, GATED, BLOCKS, SCALE_OUTPUTS, SCALE_ROOM, BESIDE
         )  # fmt: skip
         scales = _block_scales(x_scale_ptr, scale_ptr, x_room, places, 0, BLOCKS)
         following = _located(starts_ptr, experts_ptr, firsts_ptr, work + stride, total, COLUMNS, BLOCK_N)
@@ -375,14 +425,14 @@ def _grouped_gemm_kernel(
         slot = 0
         phase = 0
         while work < total:
-            sums = _no_sums(BLOCK_M, PARTS, PART_N, MMA)
+            sums = _no_sums(BLOCK_M, PARTS, PART_N, SWAPPED, MMA)
             for step in range(0, STEPS):
                 mbarrier.wait(arrived.index(slot), phase)
                 next_scales = _block_scales(
                     x_scale_ptr, scale_ptr, x_room, places, gl.minimum(step + 1, STEPS - 1), BLOCKS
                 )  # fmt: skip
                 sums = _add_step(
-                    x_smem.index(slot), sides.index(slot), sums, scales, BLOCK_M, PARTS, PART_N, BLOCKS, MMA
+                    x_smem.index(slot), sides.index(slot), sums, scales, BLOCK_M, PARTS, PART_N, BLOCKS, SWAPPED, MMA
                 )  # fmt: skip
                 scales = next_scales
                 # Each thread's copies of the next step are here; all warps are through with the
@@ -405,15 +455,14 @@ def _grouped_gemm_kernel(
                 else:
                     async_copy.commit_group()
                 slot, phase = advance(slot, phase, SLOTS)
-            if not BLOCKS:
-                sums = (warpgroup_mma_wait(0, deps=[sums[0]]),)
+            sums = _whole(sums, PARTS, BLOCKS, SWAPPED)
             # Asked for before results are stored: it has come when they are.
             next_factors = _factors_of(
                 x_scale_ptr, scale_ptr, weights_ptr, following, next_pairs, N, PER_TOKEN, BLOCK_M, BLOCK_N, GATED,
                 BLOCKS,
             )  # fmt: skip
             places = _block_places(
-                following, next_pairs, N, PER_TOKEN, BLOCK_M, PART_N, GATED, BLOCKS, SCALE_OUTPUTS, SCALE_ROOM, MMA
+                following, next_pairs, N, PER_TOKEN, BLOCK_M, PART_N, GATED, BLOCKS, SCALE_OUTPUTS, SCALE_ROOM, BESIDE
             )  # fmt: skip
             scales = _block_scales(x_scale_ptr, scale_ptr, x_room, places, 0, BLOCKS)
             later_pairs = _pairs_of(order_ptr, later, BLOCK_M, ROWS)
@@ -488,8 +537,10 @@ def multiply_grouped_gemm(
     layout, is_gated, step = weights.layout(), gating is not None, _STEP_BYTES // rows.element_size()
     sides = words.view(rows.dtype).view(-1, out.shape[1], weights.num_inputs)
     # Places in x are 32 bits.
-    assert rows.numel() < 1 << 31 and tile.slots >= 3 and tile.block_m % (16 * tile.num_warps) == 0
-    held = programs_at_a_time(tile.num_warps, 255, tile.shared_bytes(is_gated))
+    assert rows.numel() < 1 << 31 and tile.slots >= 3
+    assert (tile.block_n if tile.is_swapped else tile.block_m) % (16 * tile.num_warps) == 0
+    registers = _SWAPPED_REGISTERS if tile.is_swapped else _REGISTERS
+    held = programs_at_a_time(tile.num_warps, registers, tile.shared_bytes(is_gated))
     num_work = len(table.experts) * triton.cdiv(out.shape[1], tile.block_n)
     early = card.launches_early(out.device)
     _grouped_gemm_kernel[(min(held * card.multiprocessors(out.device), num_work),)](
@@ -498,6 +549,6 @@ def multiply_grouped_gemm(
         pairs.starts, *table, choice.weights, out, room,
         N=out.shape[1], K=weights.num_inputs, PER_TOKEN=choice.experts.shape[1], BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n, SLOTS=tile.slots, GATING=gating, BLOCKS=layout.is_grouped,
-        SCALE_OUTPUTS=layout.scale_outputs, SCALE_ROOM=scale_room, EARLY=early,
+        SCALE_OUTPUTS=layout.scale_outputs, SCALE_ROOM=scale_room, SWAPPED=tile.is_swapped, EARLY=early,
         num_warps=tile.num_warps, maxnreg=None, launch_pdl=early,
     )  # fmt: skip

@@ -129,13 +129,15 @@ def pair_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: b
 def _grouped_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool) -> GroupedTile | None:
     """The tile of a grouped GEMM of sm_90; None: for fewer pairs others take less.
 
-    Those that took an H200 least for 600 to 8,192 tokens of Qwen3-30B-A3B, of 3 to 7
+    Those that took an H200 least for 256 to 8,192 tokens of Qwen3-30B-A3B, of 3 to 7
     (docs/experiments.md, "grouped GEMMs by the copy engine"). Of few inputs what is stored takes as
     long as the products, and two programs of a multiprocessor do both at a time.
     """
     average = triton.cdiv(num_pairs, weights.total_experts)
-    if average <= _LARGEST_TILE // 4:
+    if average <= (_LARGEST_TILE // 4 if gated else _LEAST_TILE // 2):
         return None
+    if average <= _LEAST_TILE:
+        return GroupedTile(2 * _LEAST_TILE, 128, num_warps=4, slots=5, is_swapped=True)
     if average <= _LARGEST_TILE // 2 or is_rounded and weights.layout().is_grouped:
         return GroupedTile(64, 64 if gated else 128, num_warps=4, slots=4)
     if gated:

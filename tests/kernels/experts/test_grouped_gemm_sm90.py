@@ -206,7 +206,7 @@ def of_one_side(tile: GroupedTile) -> GroupedTile:
 # Form, type, outputs (of gate and up as many each), inputs, programs, tile: outputs that fill no
 # tile, as few slots as there may be, as many as there are steps and one more, results that change
 # threads in two parts and in four, blocks of outputs that several tiles share and that are a tile's
-# parts; programs of all tiles, of some, of one or none.
+# parts; programs of all tiles, of some, of one or none; few pairs as columns of products.
 CASES: tuple[tuple[Form, torch.dtype, int, int, int, GroupedTile], ...] = (
     ("plain", torch.float16, 48, 256, 3, GroupedTile(64, 32, 4, 3)),
     ("plain", torch.bfloat16, 80, 320, 1, GroupedTile(64, 16, 4, 5)),
@@ -215,6 +215,9 @@ CASES: tuple[tuple[Form, torch.dtype, int, int, int, GroupedTile], ...] = (
     ("outputs", torch.bfloat16, 48, 512, 1, GroupedTile(128, 16, 4, 4)),
     ("blocks", torch.float16, 128, 640, 3, GroupedTile(64, 32, 4, 4)),
     ("blocks", torch.bfloat16, 256, 384, 1, GroupedTile(64, 128, 4, 4)),
+    ("plain", torch.float16, 48, 256, 3, GroupedTile(16, 64, 4, 3, is_swapped=True)),
+    ("outputs", torch.bfloat16, 80, 640, 5, GroupedTile(32, 64, 4, 5, is_swapped=True)),
+    ("blocks", torch.bfloat16, 128, 512, 3, GroupedTile(32, 64, 4, 4, is_swapped=True)),
 )
 
 
@@ -274,7 +277,10 @@ def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
     first = data.draw(st.integers(0, num_experts - 1))
     part = None if data.draw(st.booleans()) else range(first, data.draw(st.integers(first + 1, num_experts)))
     case = Case(form, torch.float16, sizes, SILU if data.draw(st.booleans()) else None, routing=routing, part=part)
-    tile = GroupedTile(64, data.draw(st.sampled_from([16, 32, 64])), 4, slots)
+    if data.draw(st.booleans()):
+        tile = GroupedTile(data.draw(st.sampled_from([16, 32, 64])), 64, 4, slots, is_swapped=True)
+    else:
+        tile = GroupedTile(64, data.draw(st.sampled_from([16, 32, 64])), 4, slots)
     found = emulated(case, tile, data.draw(st.integers(1, 12)), data.draw(st.booleans()))
     close(found, case.expected())
 
@@ -282,10 +288,12 @@ def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("careless", ["copies", "copies of threads", "products"])
-def test_a_wait_that_is_missing_shows(careless: str, form: Form, gated: bool) -> None:
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_wait_that_is_missing_shows(is_swapped: bool, careless: str, form: Form, gated: bool) -> None:
     """The check of the checks. Where rows are in order, threads copy none."""
     case = Case(form, torch.float16, (128, 768), SILU if gated else None)
-    found = emulated(case, GroupedTile(64, 64, 4, 4), eager=careless == "products", careless=careless)
+    tile = GroupedTile(64, 64, 4, 4, is_swapped)
+    found = emulated(case, tile, eager=careless == "products", careless=careless)
     if careless == "copies of threads" and not gated:
         close(found, case.expected())
     else:
@@ -295,8 +303,9 @@ def test_a_wait_that_is_missing_shows(careless: str, form: Form, gated: bool) ->
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_does_not_depend_on_its_neighbours(form: Form, gated: bool) -> None:
-    case, tile = Case(form, torch.float16, (128, 384), SILU if gated else None), GroupedTile(64, 64, 4, 3)
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(is_swapped: bool, form: Form, gated: bool) -> None:
+    case, tile = Case(form, torch.float16, (128, 384), SILU if gated else None), GroupedTile(64, 64, 4, 3, is_swapped)
     together = emulated(case, tile)
     case.x[:30], case.x[40:] = float("nan"), float("inf")
     apart = emulated(case, tile)
@@ -402,6 +411,8 @@ GPU_TILES: tuple[tuple[Form, bool, GroupedTile], ...] = (
     ("outputs", False, GroupedTile(128, 128, 4, 3)),
     ("blocks", True, SMALL),
     ("blocks", False, of_one_side(SMALL)),
+    *((form, False, GroupedTile(32, 128, 4, 5, is_swapped=True)) for form in FORMS),
+    *((form, True, GroupedTile(32, 64, 4, 4, is_swapped=True)) for form in FORMS),
 )
 
 
@@ -414,7 +425,7 @@ def test_a_card_s_results_are_those_of_the_other_kernel(
     """Both round once what they add up in fp32; of plain weights an H200 gave the same bits."""
     if not card.has_warpgroup_instructions(torch.device("cuda")):
         pytest.skip("needs a GPU of sm_90")
-    sizes = (384, 512) if gated else (512, 384)
+    sizes = (384, 512) if gated else (512, 512 if tile.is_swapped else 384)
     case = Case(form, torch.bfloat16, sizes, SILU if gated else None, "cuda", routing=(300, 8, 2), part=part)
     assert takes_grouped_gemm(case.weights, form != "plain", tile, gated)
     found, again = (case.multiplied(tile, tile_table(case.pairs, tile.block_m)) for _ in range(2))
