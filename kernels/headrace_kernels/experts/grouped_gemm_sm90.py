@@ -80,8 +80,8 @@ class GroupedTile(NamedTuple):
     num_warps: int
     # Steps in shared memory, at least 3.
     slots: int
-    # Whether outputs take the 64 rows of an instruction and pairs its columns, Y^T = W X^T: for few
-    # pairs, which rows would be empty of.
+    # Whether outputs take the 64 rows of an instruction and pairs its columns, Y^T = W X^T: for so
+    # few pairs that most of 64 rows would be empty.
     is_swapped: bool = False
 
     def shared_bytes(self, is_gated: bool) -> int:

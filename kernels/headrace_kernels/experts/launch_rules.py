@@ -120,7 +120,9 @@ def pair_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: b
 
     is_rounded: FP8 multiplies FP8.
     """
-    tile = _grouped_rule(num_pairs, weights, gated, is_rounded)
+    # A grouped GEMM's places in x are 32 bits.
+    are_near = num_pairs * weights.num_inputs < 1 << 31
+    tile = _grouped_rule(num_pairs, weights, gated, is_rounded) if are_near else None
     if tile is not None and takes_grouped_gemm(weights, is_rounded, tile, gated):
         return tile
     return (rounded_tile_rule if is_rounded else tile_rule)(num_pairs, weights, gated)

@@ -15,6 +15,7 @@ from tests.support.kernel_case import DEVICES, ROUNDING, Numbers, kernels_on, po
 from headrace_kernels.experts import launch_rules
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import GELU, SILU, Gating
+from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile
 from headrace_kernels.experts.launch_rules import many_rule, pair_rule, rounded_tile_rule, tile_rule
 from headrace_kernels.experts.mixture import (
     add_mixture,
@@ -464,8 +465,8 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
     rules = (
         tile_rule,
         rounded_tile_rule,
-        lambda *sizes: pair_rule(*sizes, is_rounded=False),
-        lambda *sizes: pair_rule(*sizes, is_rounded=True),
+        lambda pairs, weights, gated: pair_rule(pairs, weights, gated, False),
+        lambda pairs, weights, gated: pair_rule(pairs, weights, gated, True),
     )
     for rule, num_experts, per_token in (
         *((rule, *sizes) for rule in rules for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
@@ -476,3 +477,11 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
             classes = {count: rule(count * per_token, weights, gated) for count in range(1, 9000)}
             met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
             assert met == set(classes.values()) and len(met) <= 6
+
+
+def test_rows_beyond_places_of_32_bits_are_left_to_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_rules, "takes_grouped_gemm", lambda *about: True)
+    weights = ExpertWeights(torch.empty(2 * 2, 4096), 2)
+    for gated in (True, False):
+        tiles = [pair_rule(num_pairs, weights, gated, is_rounded=False) for num_pairs in ((1 << 19) - 1, 1 << 19)]
+        assert [type(tile) for tile in tiles] == [GroupedTile, PairTile]
