@@ -12,11 +12,9 @@ host, and 0.97 on another in the same minute (2026-11-22), and of several ranks 
 So theirs are captured up to the length at which the host has as much time again as it needs.
 
 Where half of a step of the whole token budget is one rank's host's, as it is of mixtures of
-experts, whose products are short and many, such steps have a graph, too: prompts that wait fill
-them, and no other step is padded so far. 16 prompts of 512 tokens of Qwen3-30B-A3B kept a slow host
-launching for all of the 81 ms that they took, and their card idle for 10 (docs/experiments.md,
-"sums of FP8 by the tensor cores alone"). On a quicker host 256 answers had 1.3% more tokens a
-second with the rule than before it ("steps of a mixture were padded").
+experts, whose products are short and many, such steps have a graph, too, which prompts that wait
+fill. Launching 16 prompts of 512 tokens of Qwen3-30B-A3B took three hosts 104 to 108 ms, of which
+their cards needed some 63 (docs/experiments.md, "grouped GEMMs by the copy engine").
 """
 
 from __future__ import annotations
