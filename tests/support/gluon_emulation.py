@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from headrace_kernels.experts import grouped_work_sm90
 from headrace_kernels.hopper import ring, row_streams, stream_k
 from headrace_kernels.linear.few_bits import block_sums, operands
 
@@ -293,6 +294,8 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
+# Modules whose functions kernels call.
+_SHARED_ROOMS = (ring, row_streams, stream_k, operands, block_sums, grouped_work_sm90)
 # What kernels import by name that a program does.
 _OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma", "async_copy"}
 
@@ -405,7 +408,7 @@ def emulating(
                     value(assembly(source, operands, dtype))
                 )
                 names = {name: getattr(program, name) for name in _OF_A_PROGRAM}
-                with speaking((module, ring, row_streams, stream_k, operands, block_sums), names_of_language, names):
+                with speaking((module, *_SHARED_ROOMS), names_of_language, names):
                     plain(*values, **constants)
                 program.end()
 

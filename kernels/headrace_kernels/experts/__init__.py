@@ -8,10 +8,11 @@ router           the likeliest experts of few tokens, with norm and router in th
 expert_weights   the weights of all experts side by side, plain or quantized
 gating           what an expert does between its projections
 mixture          the experts' MLPs and the sum of their outputs, by the number of tokens; its
-                 kernels are `mixture_kernels` (many tokens; the most on Hopper by
-                 `grouped_gemm_sm90`) and `vector_kernels` (few), for one token with plain weights
-                 or 8 bits `stream_gemv`, for weights in a file's blocks `block_kernels`, and for
-                 those in MXFP4 `mxfp4_kernels` and `mxfp4_gemv` (few)
+                 kernels are `mixture_kernels` (many tokens; the most on Hopper
+                 `grouped_gemm_sm90` and, for what its tiles know and store, `grouped_work_sm90`)
+                 and `vector_kernels` (few), for one token with plain weights or 8 bits
+                 `stream_gemv`, for weights in a file's blocks `block_kernels`, and for those in
+                 MXFP4 `mxfp4_kernels` and `mxfp4_gemv` (few)
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured
 once and nothing compiles late whatever the routing.

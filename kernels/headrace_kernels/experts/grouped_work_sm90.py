@@ -1,0 +1,263 @@
+"""What a tile of a grouped GEMM on sm_90 is to know, and what becomes of its sums.
+
+Owns a kernel's constants (`GroupedSizes`); where a program's next piece of work is and what its
+sums are multiplied by, which a program asks for ahead; and how sums become results. The kernel is
+`grouped_gemm_sm90`'s. A piece of work is a tile of pairs with a block of outputs; `here` is its
+expert, its first pair, where that expert's pairs end, and its first output.
+"""
+
+# Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return"
+# mypy: disable-error-code="no-untyped-call,assignment"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# Bytes of a row in a step: the copy engine's widest pattern. Of FP8 they are a block's inputs.
+STEP_BYTES = 128
+# Results of a row that change threads at a time, on their way to stores of 16 bytes.
+STORED = 64
+_STORED = gl.constexpr(STORED)
+
+
+class GroupedSizes(NamedTuple):
+    """What a kernel is compiled for: one constexpr."""
+
+    # Outputs of an expert, of gates and ups as many each, and its inputs.
+    num_outputs: int
+    num_inputs: int
+    # Experts of a token.
+    per_token: int
+    # Pairs of a tile, and outputs of a piece of work.
+    block_m: int
+    block_n: int
+    # Bytes of a number that is multiplied.
+    item: int
+    is_gated: bool
+    # Whether weights have a scale for `scale_outputs` outputs and a step's inputs, `scale_room`
+    # numbers further for the next outputs, and rows of x one for a step's inputs. Otherwise an
+    # output and a row have one, if any.
+    in_blocks: bool
+    scale_outputs: int
+    scale_room: int
+    # Whether outputs are rows of products, and pairs their columns.
+    is_swapped: bool
+
+    @property
+    def step(self) -> int:
+        """Inputs of a step."""
+        return STEP_BYTES // self.item
+
+    @property
+    def steps(self) -> int:
+        """Steps of a piece of work."""
+        return self.num_inputs // self.step
+
+    @property
+    def sides(self) -> int:
+        """Gates and ups, or outputs alone."""
+        return 2 if self.is_gated else 1
+
+    @property
+    def width(self) -> int:
+        """Outputs of a piece of work, gates and ups together."""
+        return self.sides * self.block_n
+
+    @property
+    def parts(self) -> int:
+        """Products of a step, of as many outputs each."""
+        return 2 if self.in_blocks or (self.is_swapped and self.is_gated) else 1
+
+    @property
+    def part_n(self) -> int:
+        """Outputs of a product."""
+        return self.width // self.parts
+
+    @property
+    def columns(self) -> int:
+        """Blocks of outputs, each a piece of work of a tile."""
+        return -(-self.num_outputs // self.block_n)
+
+    @property
+    def sums_shape(self) -> tuple[int, int]:
+        """Sums of a product."""
+        return (self.part_n, self.block_m) if self.is_swapped else (self.block_m, self.part_n)
+
+
+@gluon.constexpr_function
+def of_rows(itemsize, num_warps):
+    """Sixteen bytes of a row in a thread, eight threads a row."""
+    return gl.BlockedLayout([1, 16 // itemsize], [4, 8], [num_warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _of_outputs(num_warps):
+    """An output in a thread."""
+    return gl.BlockedLayout([1], [32], [num_warps], [0])
+
+
+@gluon.jit
+def located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES: gl.constexpr):
+    """A piece of work: its expert, its first pair, where that expert's pairs end, its first output.
+
+    Behind the last piece it is that one again.
+    """
+    COLUMNS: gl.constexpr = SIZES.columns
+    work = gl.minimum(work, total - 1)
+    expert = gl.load(experts_ptr + work // COLUMNS)
+    first = gl.load(firsts_ptr + work // COLUMNS)
+    return expert, first, gl.load(starts_ptr + expert + 1), work % COLUMNS * SIZES.block_n
+
+
+@gluon.jit
+def pairs_of(order_ptr, here, SIZES: gl.constexpr):
+    """The pairs of a piece of work, [BLOCK_M]; beyond the end its expert's last one."""
+    _, first, end, _ = here
+    ROWS: gl.constexpr = gl.SliceLayout(1, of_rows(SIZES.item, gl.num_warps()))
+    return gl.load(order_ptr + gl.minimum(first + gl.arange(0, SIZES.block_m, layout=ROWS), end - 1))
+
+
+@gluon.jit
+def _rows_of(here, pairs, SIZES: gl.constexpr):
+    """Rows of x of a piece of work, [BLOCK_M]: tokens', or those at the places of the pairs."""
+    _, first, end, _ = here
+    if SIZES.is_gated:
+        rows = pairs // SIZES.per_token
+    else:
+        rows = gl.minimum(first + gl.arange(0, SIZES.block_m, layout=pairs.type.layout), end - 1)
+    return rows
+
+
+@gluon.jit
+def factors_of(x_scale_ptr, scale_ptr, weights_ptr, here, pairs, SIZES: gl.constexpr):
+    """What sums are multiplied by: weights of pairs, scales of rows, of outputs, and of ups.
+
+    Each is a tuple, empty where there is nothing. They are spread over threads, and asked for a
+    piece of work ahead, so that nothing waits for them behind the products.
+    """
+    expert, _, _, first_n = here
+    N: gl.constexpr = SIZES.num_outputs
+    of_pairs = ()
+    of_x = ()
+    of_outputs = ()
+    of_ups = ()
+    if not SIZES.is_gated:
+        of_pairs = of_pairs + (gl.load(weights_ptr + pairs),)
+    if x_scale_ptr is not None and not SIZES.in_blocks:
+        of_x = of_x + (gl.load(x_scale_ptr + _rows_of(here, pairs, SIZES)),)
+    if scale_ptr is not None and not SIZES.in_blocks:
+        n = first_n + gl.arange(0, SIZES.block_n, layout=_of_outputs(gl.num_warps()))
+        places = scale_ptr + expert * (SIZES.sides * N) + n
+        of_outputs = of_outputs + (gl.load(places, mask=n < N, other=0.0),)
+        if SIZES.is_gated:
+            of_ups = of_ups + (gl.load(places + N, mask=n < N, other=0.0),)
+    return of_pairs, of_x, of_outputs, of_ups
+
+
+@gluon.jit
+def block_places(here, pairs, SIZES: gl.constexpr, BESIDE: gl.constexpr):
+    """Places at which scales of blocks begin: of rows of x, and of both parts of the outputs.
+
+    BESIDE: layout of one number for each pair beside sums.
+    """
+    places = ()
+    if SIZES.in_blocks:
+        expert, _, _, first_n = here
+        N: gl.constexpr = SIZES.num_outputs
+        SHARED: gl.constexpr = SIZES.scale_outputs
+        rows = gl.convert_layout(_rows_of(here, pairs, SIZES), BESIDE)
+        output = expert * (SIZES.sides * N) + first_n
+        other = output + (N if SIZES.is_gated else SIZES.part_n)
+        places = (rows, output // SHARED * SIZES.scale_room, other // SHARED * SIZES.scale_room)
+    return places
+
+
+@gluon.jit
+def block_scales(x_scale_ptr, scale_ptr, x_room, places, step, SIZES: gl.constexpr):
+    """What a step's sums in blocks are multiplied by: of rows, and of both parts of outputs."""
+    scales = ()
+    if SIZES.in_blocks:
+        rows, output, other = places
+        scales = (
+            gl.load(x_scale_ptr + step * x_room + rows), gl.load(scale_ptr + output + step),
+            gl.load(scale_ptr + other + step),
+        )  # fmt: skip
+    return scales
+
+
+@gluon.jit
+def _gated(gate, up, GATING: gl.constexpr):
+    """`gating.gated` for kernels in Gluon."""
+    if GATING.is_clamped:
+        gate = gl.where(gate > GATING.limit, GATING.limit, gate)
+        up = gl.where(up > GATING.limit, GATING.limit, gl.where(up < -GATING.limit, -GATING.limit, up)) + 1.0
+        slope = GATING.alpha * gate
+    elif GATING.is_gelu:
+        # 2 sqrt(2 / pi) before the bracket.
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    else:
+        slope = gate
+    return gate / (1.0 + gl.exp(-slope)) * up
+
+
+@gluon.jit
+def _scaled(sums, of_pairs, of_outputs, bias_ptr, first_output, left, WIDTH: gl.constexpr):
+    """Sums times factors of rows and of outputs, plus the bias of `left` outputs."""
+    LAYOUT: gl.constexpr = sums.type.layout
+    for each in gl.static_range(len(of_outputs)):
+        sums *= gl.expand_dims(gl.convert_layout(of_outputs[each], gl.SliceLayout(0, LAYOUT)), 0)
+    for each in gl.static_range(len(of_pairs)):
+        sums *= gl.expand_dims(gl.convert_layout(of_pairs[each], gl.SliceLayout(1, LAYOUT)), 1)
+    if bias_ptr is not None:
+        n = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
+        bias = gl.load(bias_ptr + first_output + n, mask=n < left, other=0.0).to(gl.float32)
+        sums += gl.expand_dims(bias, 0)
+    return sums
+
+
+@gluon.jit
+def _store(y, out_ptr, rows, is_row, first_n, N: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr):
+    """Stores [BLOCK_M, WIDTH] results, 16 bytes at a time."""
+    if WIDTH > _STORED:
+        low, high = gl.split(y.reshape((BLOCK_M, 2, WIDTH // 2)).permute((0, 2, 1)))
+        _store(low, out_ptr, rows, is_row, first_n, N, BLOCK_M, WIDTH // 2)
+        _store(high, out_ptr, rows, is_row, first_n + WIDTH // 2, N, BLOCK_M, WIDTH // 2)
+    else:
+        LAYOUT: gl.constexpr = of_rows(2, gl.num_warps())
+        n = gl.expand_dims(first_n + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT)), 0)
+        places = gl.expand_dims(gl.convert_layout(rows, gl.SliceLayout(1, LAYOUT)), 1).to(gl.int64) * N + n
+        mask = gl.expand_dims(gl.convert_layout(is_row, gl.SliceLayout(1, LAYOUT)), 1) & (n < N)
+        gl.store(out_ptr + places, gl.convert_layout(y, LAYOUT), mask=mask)
+
+
+@gluon.jit
+def finish(sums, bias_ptr, out_ptr, here, pairs, factors, SIZES: gl.constexpr, GATING: gl.constexpr):
+    """Stores what becomes of sums, those of gate and up in one or in two parts."""
+    expert, first, end, first_n = here
+    of_pairs, of_x, of_outputs, of_ups = factors
+    N: gl.constexpr = SIZES.num_outputs
+    BLOCK_M: gl.constexpr = SIZES.block_m
+    BLOCK_N: gl.constexpr = SIZES.block_n
+    place = first + gl.arange(0, BLOCK_M, layout=pairs.type.layout)
+    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
+    if SIZES.is_gated:
+        if SIZES.parts == 2:
+            gate, up = sums
+        else:
+            gate, up = gl.split(sums[0].reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)))
+        output = expert * (2 * N) + first_n
+        gate = _scaled(gate, of_x, of_outputs, bias_ptr, output, N - first_n, BLOCK_N)
+        up = _scaled(up, of_x, of_ups, bias_ptr, output + N, N - first_n, BLOCK_N)
+        _store(_gated(gate, up, GATING).to(DTYPE), out_ptr, place, place < end, first_n, N, BLOCK_M, BLOCK_N)
+    else:
+        WIDTH: gl.constexpr = SIZES.part_n
+        PARTS: gl.constexpr = SIZES.parts
+        for part in gl.static_range(PARTS):
+            n = first_n + part * WIDTH
+            y = _scaled(sums[part], of_x, of_outputs, bias_ptr, expert * N + n, N - n, WIDTH)
+            y = _scaled(y, of_pairs, (), None, 0, 0, WIDTH)
+            _store(y.to(DTYPE), out_ptr, pairs, place < end, n, N, BLOCK_M, WIDTH)
