@@ -499,7 +499,7 @@ class EngineConfig(_Frozen):
 
     def long_graph_sizes(self) -> tuple[int, ...]:
         """Tokens of longer mixed steps, to capture where the worker finds that it pays."""
-        return long_graph_sizes(self.max_num_batched_tokens, self.tp) if self.captured_batch_sizes() else ()
+        return long_graph_sizes(self.max_num_batched_tokens) if self.captured_batch_sizes() else ()
 
 
 class BackendConfig(_Frozen):

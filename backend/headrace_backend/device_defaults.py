@@ -22,13 +22,10 @@ _ON_GPU = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 # Tokens of the steps with prompts that are captured: few longer ones are bound by the launches of
 # their kernels.
 _MIXED_GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768)
-# Those that are captured where they are. A fifth of a step is padding at most. They are few because
-# one that holds sums of NCCL takes up to a second to capture, by what starts of 80 layers took with
-# and without (four H200s, 2026-11-22).
-_LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072)
-# Longer ones of one rank alone, whose graphs hold no such sums, up to what is nearly the whole
-# default budget.
-_LONG_GRAPH_TOKENS_ALONE = (*_LONG_GRAPH_TOKENS, 3840, 4608, 5632, 6656, 7936)
+# Those that are captured where they are, up to what is nearly the whole default budget. A fifth of
+# a step is padding at most. They are few because one that holds sums of NCCL takes up to a second
+# to capture, by what starts of 80 layers took with and without (four H200s, 2026-11-22).
+_LONG_GRAPH_TOKENS = (896, 1024, 1152, 1280, 1408, 1536, 1792, 2048, 2560, 3072, 3840, 4608, 5632, 6656, 7936)
 
 
 def expects_gpu(device: str) -> bool:
@@ -71,17 +68,16 @@ def mixed_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     return tuple(size for size in _MIXED_GRAPH_TOKENS if size <= max_num_batched_tokens)
 
 
-def long_graph_sizes(max_num_batched_tokens: int, num_ranks: int = 1) -> tuple[int, ...]:
+def long_graph_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Token counts of longer mixed steps that may be worth a graph, ascending.
 
     The whole token budget is among them if it is larger than the mixed steps that are always
     captured, and no larger than all of these. The worker finds out which sizes are worth a graph.
     """
-    tokens = _LONG_GRAPH_TOKENS_ALONE if num_ranks == 1 else _LONG_GRAPH_TOKENS
-    longest = min(max_num_batched_tokens, tokens[-1])
+    longest = min(max_num_batched_tokens, _LONG_GRAPH_TOKENS[-1])
     if longest <= _MIXED_GRAPH_TOKENS[-1]:
         return ()
-    return (*(size for size in tokens if size < longest), longest)
+    return (*(size for size in _LONG_GRAPH_TOKENS if size < longest), longest)
 
 
 def checked_graph_sizes(sizes: str, max_num_seqs: int, has_experts: bool = False) -> tuple[int, ...]:

@@ -19,21 +19,17 @@ from headrace_backend.worker.start_up import launch_bound
 from headrace_backend.worker.start_up.launch_bound import host_share, launch_bound_sizes, tried_sizes
 from headrace_backend.worker.start_up.synthetic_steps import BlockPool
 
-SIZES = device_defaults.long_graph_sizes(8192, 4)
-SIZES_ALONE = device_defaults.long_graph_sizes(8192)
+SIZES = device_defaults.long_graph_sizes(8192)
 
 
 @pytest.mark.parametrize(
-    ("budget", "ranks", "longest", "count"),
-    [
-        (512, 1, None, 0), (768, 1, None, 0), (800, 1, 800, 1), (2000, 2, 2000, 8), (8192, 2, 3072, 10),
-        (4096, 1, 4096, 12), (8192, 1, 7936, 15),
-    ],
-)  # fmt: skip
+    ("budget", "longest", "count"),
+    [(512, None, 0), (768, None, 0), (800, 800, 1), (2000, 2000, 8), (4096, 4096, 12), (8192, 7936, 15)],
+)
 def test_what_there_is_to_choose_from_ends_with_the_budget_or_what_is_worth_a_try(
-    budget: int, ranks: int, longest: int | None, count: int
+    budget: int, longest: int | None, count: int
 ) -> None:
-    sizes = device_defaults.long_graph_sizes(budget, ranks)
+    sizes = device_defaults.long_graph_sizes(budget)
     assert len(sizes) == count and sorted(set(sizes)) == list(sizes)
     assert not sizes or sizes[-1] == longest
     captured = device_defaults.mixed_graph_sizes(budget) + sizes
@@ -66,17 +62,17 @@ def test_one_rank_captures_what_its_launches_bind_and_no_more() -> None:
     assert launch_bound_sizes(SIZES, 1, lambda _: 0.8) == ()
 
 
-def test_full_steps_of_one_rank_have_a_graph_where_half_of_them_is_the_hosts() -> None:
-    # The host takes 48 ms for any step, the card 9 us a token: as a mixture of experts is.
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_full_steps_have_a_graph_where_half_of_them_is_the_hosts(num_ranks: int) -> None:
+    # The host takes 72 ms for any step, the card 9 us a token: as a mixture of experts is.
     def share(num_tokens: int) -> float:
-        return min(1.0, 48_000 / (9 * num_tokens))
+        return min(1.0, 72_000 / (9 * num_tokens))
 
-    assert launch_bound_sizes(SIZES, 1, share, 8192) == (*SIZES, 8192)
-    assert launch_bound_sizes(SIZES, 1, share, 0) == SIZES
-    assert launch_bound_sizes(SIZES, 1, share, 16_384) == SIZES, "the host has more than half of the time left"
-    assert launch_bound_sizes(SIZES, 4, share, 8192) == SIZES, "steps of several ranks have sums of theirs"
-    assert launch_bound_sizes(SIZES[:3], 1, share, SIZES[2]) == SIZES[:3]
-    assert launch_bound_sizes((), 1, share, 512) == ()
+    assert launch_bound_sizes(SIZES, num_ranks, share, 8192) == (*SIZES, 8192)
+    assert launch_bound_sizes(SIZES, num_ranks, share, 0) == SIZES
+    assert launch_bound_sizes(SIZES, num_ranks, share, 32_768) == SIZES, "the host has more than half of the time left"
+    assert launch_bound_sizes(SIZES[:3], num_ranks, share, SIZES[2]) == SIZES[:3]
+    assert launch_bound_sizes((), num_ranks, share, 512) == ()
 
 
 def test_full_steps_have_a_graph_beside_long_ones_that_hide_their_launches() -> None:
@@ -84,8 +80,9 @@ def test_full_steps_have_a_graph_beside_long_ones_that_hide_their_launches() -> 
     def share(num_tokens: int) -> float:
         return min(1.0, 32_768 / (8 * num_tokens))
 
-    assert launch_bound_sizes(SIZES_ALONE, 1, share, 8192) == (*(size for size in SIZES_ALONE if size <= 3840), 8192)
-    assert launch_bound_sizes(SIZES_ALONE, 1, lambda size: 0.6, 8192) == (8192,)
+    assert launch_bound_sizes(SIZES, 1, share, 8192) == (*(size for size in SIZES if size <= 3840), 8192)
+    assert launch_bound_sizes(SIZES, 4, share, 8192) == (*SIZES, 8192), "several ranks pad to what is half the host's"
+    assert launch_bound_sizes(SIZES, 1, lambda size: 0.6, 8192) == (8192,)
 
 
 def test_whether_full_steps_are_bound_is_not_asked_where_the_host_has_little_of_shorter_ones() -> None:

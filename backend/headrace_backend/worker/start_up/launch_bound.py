@@ -11,10 +11,11 @@ machine and on its neighbours, too: it took 0.52 ms for a layer of 70B on one co
 host, and 0.97 on another in the same minute (2026-11-22), and of several ranks the slowest counts.
 So theirs are captured up to the length at which the host has as much time again as it needs.
 
-Where half of a step of the whole token budget is one rank's host's, as it is of mixtures of
-experts, whose products are short and many, such steps have a graph, too, which prompts that wait
-fill. Launching 16 prompts of 512 tokens of Qwen3-30B-A3B took three hosts 104 to 108 ms, of which
-their cards needed some 63 (docs/experiments.md, "grouped GEMMs by the copy engine").
+Where half of a step of the whole token budget is the host's, as it is of mixtures of experts, whose
+products are short and many, such steps have a graph, too, which prompts that wait fill. Launching
+16 prompts of 512 tokens of Qwen3-30B-A3B took three hosts 104 to 108 ms, of which their cards
+needed some 63 (docs/experiments.md, "grouped GEMMs by the copy engine"), and the hosts of two ranks
+120, of which theirs needed some 45.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headrace_backend.worker.step.runner import Runner
 
 # The host's part of a step's time from which on it is captured: of one rank, and of several.
 _BOUND_ALONE, _BOUND_TOGETHER = 0.9, 0.5
-# The same of one rank's full steps, to which nothing is padded.
+# The same of full steps, to which nothing is padded.
 _BOUND_FULL = 0.5
 # The first round compiles what a size may need.
 _ROUNDS = 2
@@ -69,7 +70,7 @@ def launch_bound_sizes(
         longest = size
     found = tuple(size for size in sizes if size <= longest)
     # The host has less of longer steps.
-    may_be_full = world_size == 1 and sizes and full_size > sizes[-1] and share >= _BOUND_FULL
+    may_be_full = sizes and full_size > sizes[-1] and share >= _BOUND_FULL
     if may_be_full and share_of(full_size) >= _BOUND_FULL:
         return (*found, full_size)
     return found

@@ -117,7 +117,7 @@ class WorkerSizes:
             max_num_seqs=max_num_seqs,
             batch_graphs=default_graph_sizes(max_num_seqs, self.has_experts) if captures else (),
             mixed_graphs=mixed_graph_sizes(max_num_batched_tokens) if captures else (),
-            long_graphs=long_graph_sizes(max_num_batched_tokens, self.num_ranks) if captures else (),
+            long_graphs=long_graph_sizes(max_num_batched_tokens) if captures else (),
         )
 
     def without_graphs(self) -> Self:
