@@ -274,7 +274,7 @@ def _allocate(kind: Kind, shape: list[int], layout: object) -> Shared:
     return Shared(torch.randint(0, 100, shape).to(kind.dtype))
 
 
-def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Value:
+def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0, cache_modifier: str = "") -> Value:
     if mask is None:
         return pointer.read()
     places = torch.as_tensor(pointer.places).as_subclass(Tensor)
@@ -283,7 +283,11 @@ def _load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> V
     return value(torch.where(mask, numbers.as_subclass(Tensor), other))
 
 
-def _store(pointer: Pointer, numbers: Tensor, mask: Tensor) -> None:
+def _store(pointer: Pointer, numbers: Any, mask: Tensor | None = None) -> None:
+    numbers = torch.as_tensor(numbers, dtype=pointer.tensor.dtype)
+    if mask is None:
+        pointer.tensor[torch.as_tensor(pointer.places).as_subclass(Tensor).long()] = numbers.as_subclass(Tensor)
+        return
     mask = mask.expand(numbers.shape).as_subclass(Tensor)
     pointer.tensor[pointer.places.as_subclass(Tensor).long()[mask]] = numbers.as_subclass(Tensor)[mask]
 
@@ -342,6 +346,7 @@ def language(program_id: Callable[[int], Value], num_warps: int) -> types.Simple
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
         exp2=torch.exp2,
+        log2=torch.log2,
         rsqrt=torch.rsqrt,
         load=_load,
         store=_store,

@@ -19,7 +19,11 @@ from unittest import mock
 import torch
 from tests.support.gluon_emulation import Descriptor, Pointer, Shared, Value, argument, language, speaking, value
 
+from headrace_kernels.attention.prefill_sm90 import items, results
 from headrace_kernels.hopper import ring
+
+# Modules whose functions kernels call.
+_SHARED_ROOMS = (ring, items, results)
 
 # A card's longest wait in these kernels is some microseconds; a thread's is other threads' work.
 _HANGS_S = 60.0
@@ -63,6 +67,7 @@ class Program:
         known = language(lambda axis: value(self._place), 4)
         known.num_programs = lambda axis: value(self._num_programs)
         known.warp_specialize = self._specialize
+        known.atomic_add = self._atomic_add
         return known
 
     def _specialize(
@@ -142,6 +147,13 @@ class Program:
         while self._partition.copies:
             self._partition.copies.pop(0)()
 
+    def _atomic_add(self, pointer: Pointer, more: int, sem: str, scope: str) -> Value:
+        assert (sem, scope) == ("acq_rel", "gpu"), "what was stored before is to be seen by whoever is last"
+        with self._changed:
+            before = pointer.read().clone()
+            pointer.tensor[int(pointer.places)] += more
+        return before
+
     # Products.
     def fence_async_shared(self) -> None:
         """Nothing is out of order here."""
@@ -185,7 +197,7 @@ def emulating_partitions(module: Any, kernel: str, eager: bool) -> Iterator[list
                         "warpgroup_mma": program.warpgroup_mma,
                         "warpgroup_mma_wait": program.warpgroup_mma_wait,
                     }
-                    with speaking((module, ring), program.names(), names):
+                    with speaking((module, *_SHARED_ROOMS), program.names(), names):
                         plain(*map(argument, args), **constants)
 
             return launch

@@ -8,7 +8,7 @@ paged                      the operation: reference, and which implementation ta
 plan, shares, step         columns of numbers made on the host; the same as tensors on the device
 decode, decode_kernels     few query tokens: splits of long contexts, merged by `merge`
 prefill, gathered          chunks of prompts: through the block table, or from gathered tokens
-gathered_sm90              the latter on Hopper GPUs
+prefill_sm90               both on Hopper GPUs
 tiles, quantized           device functions that those share; a cache of 8 bits
 transposed                 few query rows over a cache of 8 bits
 cpu                        without a GPU

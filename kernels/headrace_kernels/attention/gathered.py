@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace_kernels.attention.gathered_sm90 import attend_gathered_sm90, takes_gathered_sm90
 from headrace_kernels.attention.plan import GATHER_MULTIPLE, prefill_tile_rows
 from headrace_kernels.attention.prefill import key_ranges, sees
+from headrace_kernels.attention.prefill_sm90.launch import attend_gathered_sm90, takes_prefill_sm90
 from headrace_kernels.attention.quantized_kv import CacheMemory, memory_of, scale_offsets
 from headrace_kernels.attention.step import GatheredContext, PagedAttentionStep
 from headrace_kernels.attention.tiles import (
@@ -203,7 +203,7 @@ def gathered_attention(
     memory = memory_of(kv_cache)
     gather_contexts(kv_cache, memory, step, gathered, sliding_window)
     num_heads, head_dim = query.shape[1:]
-    if takes_gathered_sm90(query.device, head_dim):
+    if takes_prefill_sm90(query.device, head_dim):
         attend_gathered_sm90(query, step, tiles, gathered, scale, sliding_window, output, sinks)
         return
     scratch = gathered.scratch

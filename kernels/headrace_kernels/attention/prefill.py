@@ -25,6 +25,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.attention.merge import share_of, store_share
 from headrace_kernels.attention.plan import prefill_tile_rows
+from headrace_kernels.attention.prefill_sm90.launch import attend_blocks_sm90, takes_blocks_sm90
 from headrace_kernels.attention.quantized import absorb_quantized, divided_query, first_unit
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.attention.step import PagedAttentionStep, PrefillWork
@@ -251,6 +252,9 @@ def prefill_attention(
     Other arguments as `attention.paged.paged_attention`, except that query heads lie side by side;
     `launch` replaces the rule, for measurements.
     """
+    if launch is None and takes_blocks_sm90(query.shape[1], query.dtype, kv_cache, work.tile_tokens):
+        attend_blocks_sm90(query, kv_cache, step, work, scale, sliding_window, output, sinks)
+        return
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
     rows = prefill_tile_rows(head_dim, query.element_size())

@@ -164,3 +164,5 @@ def test_a_chunk_deep_in_a_context_is_not_padded_where_gathering_pays(
     assert needed.gathers == gathers
     held = smallest_holding(captured_shapes([1, 2], [128, 640], 8, SIZES), needed)
     assert (held is None) == gathers
+    # What the copy engine brings in graphs, too, is not worth leaving them for.
+    assert not StepShape.of(plan, dataclasses.replace(SIZES, copies_blocks=True), capacity).gathers

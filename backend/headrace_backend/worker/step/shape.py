@@ -30,11 +30,12 @@ from headrace_kernels.attention.plan import (
     prefill_tile_tokens,
     query_part,
 )
+from headrace_kernels.attention.prefill_sm90.launch import takes_blocks_sm90
 from headrace_kernels.attention.quantized_kv import is_quantized
 
 # Keys that a prompt's token sees on average from which gathering them is worth leaving the graphs,
-# where nothing is gathered: at 8,192, 512 tokens win 3.3 of about 20 ms in 32 layers. Derived, not
-# measured.
+# where nothing is gathered and threads read blocks: at 8,192, 512 tokens win 3.3 of about 20 ms in
+# 32 layers. Derived, not measured.
 _GATHER_FROM_KEYS = 8192
 # The same of steps of so many tokens and more, of whose time attention is a larger part: a prompt
 # of 2,048 tokens takes 68 ms either way on one of four ranks of a 70B Llama in FP8, one of 4,096
@@ -70,6 +71,9 @@ class AttentionSizes:
     tokens_per_row: int = 1
     # Whether any layer's cache is.
     is_quantized: bool = False
+    # Whether the copy engine brings every layer's blocks to chunks: gathering wins too little then
+    # to leave a graph.
+    copies_blocks: bool = False
 
     def part_len(self, query_len: int, num_tokens: int) -> int:
         """Query tokens that a program of the decode kernel takes, in a step of so many tokens."""
@@ -127,7 +131,9 @@ class AttentionSizes:
         tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
         # Those of steps without drafts, where more may be needed than there are with them.
         programs = decode_programs(is_quantized(kv_cache), num_heads // num_kv_heads)
-        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row, is_quantized(kv_cache))
+        copies_blocks = takes_blocks_sm90(num_heads, dtype or kv_cache.dtype, kv_cache)
+        has_scales = is_quantized(kv_cache)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row, has_scales, copies_blocks)
 
     @classmethod
     def of_layers(
@@ -142,6 +148,7 @@ class AttentionSizes:
             max(sizes.programs for sizes in found),
             tokens_per_row,
             any(sizes.is_quantized for sizes in found),
+            all(sizes.copies_blocks for sizes in found),
         )
 
 
@@ -159,7 +166,7 @@ class StepShape:
     num_splits: int
     # Work of the prefill kernel.
     num_tiles: int
-    # Whether its contexts are to be gathered, which no graph does.
+    # Whether its contexts are worth leaving the graphs for, which gather none.
     gathers: bool = False
     # Of a step that is computed in two pieces of its tokens, what attention needs of each.
     pieces: tuple[StepShape, ...] = ()
@@ -191,7 +198,7 @@ class StepShape:
         is_chunk = entries.counts > query_len
         chunks, seq_lens = entries.counts[is_chunk], entries.seq_lens[is_chunk]
         group = sizes.num_heads // sizes.num_kv_heads
-        fits = 0 < gathered_tokens(seq_lens) <= gather_capacity
+        fits = 0 < gathered_tokens(seq_lens) <= gather_capacity and not sizes.copies_blocks
         from_keys = _GATHER_FROM_KEYS if needed.num_tokens < _LONG_STEP_TOKENS else _GATHER_LONG_FROM_KEYS
         gathers = fits and gathering_pays(chunks, seq_lens, group, from_keys)
         return dataclasses.replace(needed, gathers=gathers)
