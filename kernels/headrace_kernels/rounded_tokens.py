@@ -50,7 +50,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 # The smallest, which a scale of the token's own leaves alone in int8.
 _SMALLEST = {torch.float8_e4m3fn: -448.0, torch.int8: -128.0}
 # The smallest scale, for tokens that are all 0.
-_LEAST_SCALE = 1e-12
+LEAST_SCALE = 1e-12
 # Numbers of a token that one program holds.
 _LONGEST_ROW = 65_536
 # Numbers of a program that holds several tokens.
@@ -63,7 +63,7 @@ _ROOM_TOKENS, _ROOM_TOKENS_IN_GROUPS = 128, 64
 MOST_FAST_INPUTS = 4096
 
 _STEP_E4M3, _STEP_INT8 = tl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), tl.constexpr(1 / LARGEST[torch.int8])
-_LEAST = tl.constexpr(_LEAST_SCALE)
+_LEAST = tl.constexpr(LEAST_SCALE)
 # 1.5 * 2^23: a sum with it has no fractions, and the low byte of its bits is the integer.
 _INTEGERS = tl.constexpr(1.5 * 2**23)
 
@@ -174,7 +174,7 @@ def round_tokens_reference(x: Tensor, rounding: InputRounding) -> RoundedTokens:
         scaled = (wide * scales.reciprocal()).clamp_(_SMALLEST[dtype], largest)
         return RoundedTokens((scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales)
     # By the inverse: devices differ in how they divide by a constant.
-    scales = (wide.abs().amax(1, keepdim=True) * (1 / largest)).clamp_(min=_LEAST_SCALE)
+    scales = (wide.abs().amax(1, keepdim=True) * (1 / largest)).clamp_(min=LEAST_SCALE)
     # A product with the inverse may exceed the largest number by its rounding, which is cut off.
     scaled = (wide * scales.reciprocal()).clamp_(-largest, largest)
     return RoundedTokens((scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales)

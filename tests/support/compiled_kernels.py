@@ -699,7 +699,14 @@ _GROUPED: tuple[tuple[QuantKind | None, int, tuple[GroupedTile, ...], tuple[Grou
         QuantKind.FP8, 0, (GroupedTile(64, 64, 4, 4), GroupedTile(128, 128, 8, 4)),
         (_FEW_GROUPED, GroupedTile(64, 128, 4, 4), GroupedTile(128, 256, 8, 4), GroupedTile(128, 128, 4, 3)),
     ),
-    (QuantKind.FP8, 128, (GroupedTile(64, 64, 4, 4),), (_FEW_GROUPED, GroupedTile(64, 128, 4, 4))),
+    (
+        QuantKind.FP8, 128,
+        (
+            GroupedTile(64, 64, 4, 4),
+            *(GroupedTile(pairs, 128, 8, slots, rounds=True) for pairs, slots in ((64, 5), (128, 4))),
+        ),
+        (_FEW_GROUPED, GroupedTile(64, 128, 4, 4)),
+    ),
 )  # fmt: skip
 
 
@@ -778,7 +785,9 @@ def launch_grouped(
     experts = torch.empty(num_tokens, per_token, dtype=torch.int32)
     choice, pairs = routing.Choice(experts, torch.empty(experts.shape)), routing.sort_pairs(experts, num_experts)
     table = tile_table.tile_table(pairs, tile.block_m)
-    out = torch.empty(num_pairs, outputs, dtype=torch.bfloat16)
+    out: Activations = torch.empty(num_pairs, outputs, dtype=torch.bfloat16)
+    if tile.rounds:
+        out = RoundedTokens.empty((num_pairs, outputs), InputRounding(torch.float8_e4m3fn, 128), cpu)
     multiply_grouped_gemm(x, choice, pairs, table, weights, out, tile, gating)
 
 

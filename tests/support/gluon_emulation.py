@@ -343,6 +343,8 @@ def language(program_id: Callable[[int], Value], num_warps: int) -> types.Simple
         max=lambda x, axis: value(x.amax(axis)),
         expand_dims=lambda x, dim: x.unsqueeze(dim),
         split=lambda x: x.unbind(-1),
+        join=lambda a, b: value(torch.stack((a, b), -1)),
+        div_rn=lambda a, b: a / b,
         convert_layout=lambda x, layout: x,
         exp=torch.exp,
         exp2=torch.exp2,

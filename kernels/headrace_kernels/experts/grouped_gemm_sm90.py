@@ -18,7 +18,14 @@ multiplied by is asked for a tile ahead (`tile_table`).
 
 Sums are fp32, in the order of the inputs: no atomics, the same bits every time. Of FP8 tensor cores
 add up alone, in blocks 128 inputs, whose sums fp32 adds up with their scales. Nothing else is to be
-multiplied meanwhile, so two such programs share a multiprocessor.
+multiplied meanwhile, so two such programs share a multiprocessor. A larger tile's program has one
+for itself: sums take most of its registers, so its products are of a quarter of the outputs each
+and take turns, and of its two groups of warps one adds up while the other multiplies.
+
+Inner elements of a tile of 128 gates and ups may be rounded to e4m3 before they are stored, with a
+scale for each row of the tile, as `rounded_tokens` does. Then they are half the bytes, and no
+launch behind reads and writes them. Groups of warps lie side by side where a tile has too few pairs
+for all of them.
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -56,7 +63,9 @@ from headrace_kernels.experts.grouped_work_sm90 import (
     finish,
     located,
     of_rows,
+    of_sums,
     pairs_of,
+    places_in_x,
 )
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.experts.tile_table import TileTable
@@ -77,6 +86,8 @@ from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, Qu
 _REGISTERS, _SWAPPED_REGISTERS = 255, 160
 # Results of a row that are stored, at least, in multiples of which copies begin.
 _ALIGNMENT = 16
+# Sums of a thread above which registers hold no two products in blocks beside them.
+_MOST_SUMS = 64
 
 
 class GroupedTile(NamedTuple):
@@ -92,11 +103,18 @@ class GroupedTile(NamedTuple):
     # Whether outputs take the 64 rows of an instruction and pairs its columns, Y^T = W X^T: for so
     # few pairs that most of 64 rows would be empty.
     is_swapped: bool = False
+    # Whether inner elements are rounded to e4m3, those of a pair in a tile, 128, by one scale.
+    rounds: bool = False
+
+    def sums(self, is_gated: bool) -> int:
+        """Sums of a thread."""
+        return self.block_m * self.block_n * (2 if is_gated else 1) // (32 * self.num_warps)
 
     def shared_bytes(self, is_gated: bool) -> int:
         """Shared memory of a program without barriers."""
         slot = STEP_BYTES * (self.block_m + self.block_n * (2 if is_gated else 1))
-        return self.slots * slot + self.block_m * min(STORED, self.block_n) * 2
+        row = self.block_n if self.rounds else 2 * min(STORED, self.block_n)
+        return self.slots * slot + self.block_m * row
 
 
 @gluon.jit
@@ -113,7 +131,7 @@ def _copy_step(
     else:
         ROWS: gl.constexpr = of_rows(SIZES.item, gl.num_warps())
         inputs = gl.expand_dims(gl.arange(0, SIZES.step, layout=gl.SliceLayout(0, ROWS)), 0)
-        rows = gl.expand_dims(pairs // SIZES.per_token * SIZES.num_inputs, 1)
+        rows = gl.expand_dims(places_in_x(pairs, SIZES), 1)
         async_copy.async_copy_global_to_shared(x_smem.index(slot), x_ptr + (rows + (k + inputs)))
     # One group a step, with copies of threads or without, by which they are counted.
     async_copy.commit_group()
@@ -141,28 +159,54 @@ def _product(x, w, sums, SWAPPED: gl.constexpr, BEGINS: gl.constexpr):
 
 
 @gluon.jit
-def _add_step(x, w, sums, scales, SIZES: gl.constexpr, MMA: gl.constexpr):
-    """Sums with a step's products, which run on but for those in blocks; those before are done."""
+def _begin_step(x, w, sums, scales, SIZES: gl.constexpr, MMA: gl.constexpr):
+    """Begins a step's products: returns sums, and products that `_end_step` is to add to them.
+
+    Those before are done. Sums are with all products, which run on. In blocks they are with those
+    that have ended.
+    """
     SWAPPED: gl.constexpr = SIZES.is_swapped
     PARTS: gl.constexpr = SIZES.parts
     SHAPE: gl.constexpr = SIZES.sums_shape
     running = ()
+    added = ()
     for part in gl.static_range(PARTS):
         outputs = w.slice(part * SIZES.part_n, SIZES.part_n, 0)
         if SIZES.in_blocks:
             # Not read: the first instruction of a product begins at 0.
             nothing = gl.zeros(SHAPE, gl.float32, layout=MMA)
-            running = running + (_product(x, outputs, nothing, SWAPPED, True),)
+            product = _product(x, outputs, nothing, SWAPPED, True)
+            if SIZES.in_turn and part < PARTS - 1:
+                added = added + (_added(sums[part], product, scales, part, 0, SIZES),)
+            else:
+                running = running + (product,)
         else:
             running = running + (_product(x, outputs, sums[part], SWAPPED, False),)
-    if SIZES.in_blocks:
-        added = ()
-        for part in gl.static_range(PARTS):
-            product = warpgroup_mma_wait(PARTS - 1 - part, deps=[running[part]])
-            factors = gl.expand_dims(scales[0] * scales[1 + part], 0 if SWAPPED else 1)
-            added = added + (added_here(sums[part], product, factors),)
-    else:
+    if not SIZES.in_blocks:
         added = _waited(running, PARTS, PARTS)
+        running = ()
+    elif not SIZES.runs_on:
+        added = _end_step(sums, added, running, scales, SIZES)
+        running = ()
+    return added, running
+
+
+@gluon.jit
+def _added(sums, product, scales, part: gl.constexpr, under_way: gl.constexpr, SIZES: gl.constexpr):
+    """A part's sums with a product in blocks, while so many later ones run on."""
+    product = warpgroup_mma_wait(under_way, deps=[product])
+    # Scales are of both halves of the outputs.
+    factors = gl.expand_dims(scales[0] * scales[1 + 2 * part // SIZES.parts], 0 if SIZES.is_swapped else 1)
+    return added_here(sums, product, factors)
+
+
+@gluon.jit
+def _end_step(sums, added, running, scales, SIZES: gl.constexpr):
+    """Sums with all of a step's products, of which `_begin_step` has added some."""
+    LEFT: gl.constexpr = len(running)
+    DONE: gl.constexpr = len(added)
+    for each in gl.static_range(LEFT):
+        added = added + (_added(sums[DONE + each], running[each], scales, DONE + each, LEFT - 1 - each, SIZES),)
     return added
 
 
@@ -190,25 +234,24 @@ def _whole(sums, SIZES: gl.constexpr):
     return sums
 
 
-@gluon.jit(do_not_specialize=["x_room"])
+@gluon.jit(do_not_specialize=["x_room", "out_room"])
 def _grouped_gemm_kernel(
     x_ptr, x_desc, x_scale_ptr, w_desc, scale_ptr, bias_ptr, order_ptr, starts_ptr, count_ptr, experts_ptr,
-    firsts_ptr, weights_ptr, out_ptr, x_room,
+    firsts_ptr, weights_ptr, out_ptr, x_room, out_scale_ptr, out_room,
     SIZES: gl.constexpr, SLOTS: gl.constexpr, GATING: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """A program's tiles behind one another.
 
     GATING is not None: x has a row for each token, and the inner elements of the pair at place m
     are row m of the results. Otherwise x has a row for each place, and the product times the pair's
-    weight is the row of the pair. x_room: numbers between the scales of two groups of x in blocks.
+    weight is the row of the pair. x_room: numbers between the scales of two groups of x in blocks;
+    out_room: between those of two groups of results that are rounded.
     """
     DTYPE: gl.constexpr = w_desc.dtype
     STEP: gl.constexpr = SIZES.step
     STEPS: gl.constexpr = SIZES.steps
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * SIZES.item, rank=2)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [gl.num_warps(), 1], [16, SIZES.sums_shape[1], 32 // SIZES.item]
-    )
+    MMA: gl.constexpr = of_sums(SIZES, gl.num_warps())
     # Of one number for each pair beside sums.
     BESIDE: gl.constexpr = gl.SliceLayout(0 if SIZES.is_swapped else 1, MMA)
     x_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, SIZES.block_m, STEP], SHARED)
@@ -246,8 +289,7 @@ def _grouped_gemm_kernel(
                 mbarrier.wait(arrived.index(slot), phase)
                 next_step = gl.minimum(step + 1, STEPS - 1)
                 next_scales = block_scales(x_scale_ptr, scale_ptr, x_room, places, next_step, SIZES)
-                sums = _add_step(x_smem.index(slot), sides.index(slot), sums, scales, SIZES, MMA)
-                scales = next_scales
+                added, running = _begin_step(x_smem.index(slot), sides.index(slot), sums, scales, SIZES, MMA)
                 # Each thread's copies of the next step are here; all warps are through with the
                 # step before.
                 async_copy.wait_group(SLOTS - 3)
@@ -266,15 +308,25 @@ def _grouped_gemm_kernel(
                     )  # fmt: skip
                 else:
                     async_copy.commit_group()
+                sums = _end_step(sums, added, running, scales, SIZES)
+                scales = next_scales
                 slot, phase = advance(slot, phase, SLOTS)
             sums = _whole(sums, SIZES)
             # Asked for before results are stored: it has come when they are.
             next_factors = factors_of(x_scale_ptr, scale_ptr, weights_ptr, following, next_pairs, SIZES)
             places = block_places(following, next_pairs, SIZES, BESIDE)
             scales = block_scales(x_scale_ptr, scale_ptr, x_room, places, 0, SIZES)
-            later_pairs = pairs_of(order_ptr, later, SIZES)
-            last = located(starts_ptr, experts_ptr, firsts_ptr, work + 3 * stride, total, SIZES)
-            finish(sums, bias_ptr, out_ptr, here, pairs, factors, SIZES, GATING)
+            if SIZES.in_turn:
+                # Not held in registers meanwhile. Copies need its pairs SLOTS - 1 steps before the
+                # next piece ends.
+                later = located(starts_ptr, experts_ptr, firsts_ptr, work + 2 * stride, total, SIZES)
+                last = later
+            else:
+                later_pairs = pairs_of(order_ptr, later, SIZES)
+                last = located(starts_ptr, experts_ptr, firsts_ptr, work + 3 * stride, total, SIZES)
+            finish(sums, bias_ptr, out_ptr, out_scale_ptr, out_room, here, pairs, factors, SIZES, GATING)
+            if SIZES.in_turn:
+                later_pairs = pairs_of(order_ptr, later, SIZES)
             work += stride
             here = following
             pairs = next_pairs
@@ -310,7 +362,9 @@ def takes_grouped_gemm(weights: ExpertWeights, is_rounded: bool, tile: GroupedTi
     fits = rest == 0 and steps >= tile.slots - 1 and num_outputs % _ALIGNMENT == 0 and weights.dtype.itemsize == 2
     # A tile that has few of its outputs multiplies zeros as long.
     is_full = 8 * triton.cdiv(num_outputs, tile.block_n) * tile.block_n <= 9 * num_outputs
-    return is_taken and fits and is_full and storage.data_ptr() % 16 == 0
+    # Inner elements of a scale are a tile's, as many as a step of the product behind has inputs.
+    can_round = is_gated and weights.layout().is_grouped and tile.block_n == STEP_BYTES and not tile.is_swapped
+    return is_taken and fits and is_full and storage.data_ptr() % 16 == 0 and (can_round or not tile.rounds)
 
 
 def multiply_grouped_gemm(
@@ -319,7 +373,7 @@ def multiply_grouped_gemm(
     pairs: SortedPairs,
     table: TileTable,
     weights: ExpertWeights,
-    out: Tensor,
+    out: Activations,
     tile: GroupedTile,
     gating: Gating | None,
 ) -> None:
@@ -333,33 +387,39 @@ def multiply_grouped_gemm(
         table: Their tiles of `tile.block_m` pairs.
         weights: Weights that the kernel takes.
         out: [num_pairs, num_outputs], written, in the order of the pairs if gated; num_outputs are
-            inner elements then.
+            inner elements then, and rounded in groups of 128 if the tile `rounds`.
         tile: The sizes.
         gating: What is between gate and up; None: outputs are no gates and ups.
     """
     rows, x_scales, room = (x.numbers, x.scales, x.scales.stride(1)) if isinstance(x, RoundedTokens) else (x, None, 0)
+    results, out_scales, out_room = out, None, None
+    if isinstance(out, RoundedTokens):
+        results, out_scales, out_room = out.numbers, out.scales, out.scales.stride(1)
+    assert isinstance(results, Tensor) and tile.rounds is (out_scales is not None)
     words, scales, _ = weights.bits()
     rows = aligned(rows)
     scale_room = scales.stride(1) if scales is not None and scales.dim() == 2 else 0
     layout, is_gated, step = weights.layout(), gating is not None, STEP_BYTES // rows.element_size()
-    sides = words.view(rows.dtype).view(-1, out.shape[1], weights.num_inputs)
+    in_turn = layout.is_grouped and tile.sums(is_gated) > _MOST_SUMS
+    sides = words.view(rows.dtype).view(-1, results.shape[1], weights.num_inputs)
     # Places in x are 32 bits.
     assert rows.numel() < 1 << 31 and tile.slots >= 3
-    assert (tile.block_n if tile.is_swapped else tile.block_m) % (16 * tile.num_warps) == 0
+    assert (tile.block_n if tile.is_swapped else tile.block_m) % 64 == 0
     sizes = GroupedSizes(
-        num_outputs=out.shape[1], num_inputs=weights.num_inputs, per_token=choice.experts.shape[1],
+        num_outputs=results.shape[1], num_inputs=weights.num_inputs, per_token=choice.experts.shape[1],
         block_m=tile.block_m, block_n=tile.block_n, item=rows.element_size(), is_gated=is_gated,
         in_blocks=layout.is_grouped, scale_outputs=layout.scale_outputs, scale_room=scale_room,
-        is_swapped=tile.is_swapped,
+        is_swapped=tile.is_swapped, rounds=tile.rounds, is_bf16=weights.dtype is torch.bfloat16,
+        in_turn=in_turn, runs_on=in_turn or tile.rounds,
     )  # fmt: skip
     registers = _SWAPPED_REGISTERS if tile.is_swapped else _REGISTERS
     held = programs_at_a_time(tile.num_warps, registers, tile.shared_bytes(is_gated))
     num_work = len(table.experts) * sizes.columns
-    early = card.launches_early(out.device)
-    _grouped_gemm_kernel[(min(held * card.multiprocessors(out.device), num_work),)](
+    early = card.launches_early(results.device)
+    _grouped_gemm_kernel[(min(held * card.multiprocessors(results.device), num_work),)](
         rows, None if is_gated else tile_descriptor(rows, tile.block_m, step), x_scales,
         box_descriptor(sides, [2 if is_gated else 1, tile.block_n, step]), scales, weights.bias, pairs.order,
-        pairs.starts, *table, choice.weights, out, room,
+        pairs.starts, *table, choice.weights, results, room, out_scales, out_room,
         SIZES=sizes, SLOTS=tile.slots, GATING=gating, EARLY=early,
         num_warps=tile.num_warps, maxnreg=None, launch_pdl=early,
     )  # fmt: skip

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from headrace_kernels.rounded_tokens import LARGEST, LEAST_SCALE
 
 # Bytes of a row in a step: the copy engine's widest pattern. Of FP8 they are a block's inputs.
 STEP_BYTES = 128
 # Results of a row that change threads at a time, on their way to stores of 16 bytes.
 STORED = 64
 _STORED = gl.constexpr(STORED)
+# Of `rounded_tokens`: what the largest number is divided by, and the least scale.
+_STEP_E4M3, _LEAST_SCALE = gl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), gl.constexpr(LEAST_SCALE)
 
 
 class GroupedSizes(NamedTuple):
@@ -46,6 +51,15 @@ class GroupedSizes(NamedTuple):
     scale_room: int
     # Whether outputs are rows of products, and pairs their columns.
     is_swapped: bool
+    # Whether results are rounded to e4m3, all of a row's in a piece of work by one scale, and
+    # whether they are bf16 before, or fp16.
+    rounds: bool
+    is_bf16: bool
+    # Whether a step's products, in blocks, are of a quarter of the outputs and run one after the
+    # other, since registers hold no more beside the sums.
+    in_turn: bool
+    # Whether the last product of a step in blocks runs on while later steps are copied.
+    runs_on: bool
 
     @property
     def step(self) -> int:
@@ -70,6 +84,8 @@ class GroupedSizes(NamedTuple):
     @property
     def parts(self) -> int:
         """Products of a step, of as many outputs each."""
+        if self.in_turn:
+            return 4
         return 2 if self.in_blocks or (self.is_swapped and self.is_gated) else 1
 
     @property
@@ -86,6 +102,15 @@ class GroupedSizes(NamedTuple):
     def sums_shape(self) -> tuple[int, int]:
         """Sums of a product."""
         return (self.part_n, self.block_m) if self.is_swapped else (self.block_m, self.part_n)
+
+
+@gluon.constexpr_function
+def of_sums(sizes, num_warps):
+    """Sums of a product: 16 rows for each warp, and warps that are left side by side."""
+    rows, columns = sizes.sums_shape
+    behind = min(num_warps, rows // 16)
+    beside = num_warps // behind
+    return gl.NVMMADistributedLayout([3, 0], [behind, beside], [16, columns // beside, 32 // sizes.item])
 
 
 @gluon.constexpr_function
@@ -115,17 +140,31 @@ def located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES: gl.constexp
 
 @gluon.jit
 def pairs_of(order_ptr, here, SIZES: gl.constexpr):
-    """The pairs of a piece of work, [BLOCK_M]; beyond the end its expert's last one."""
+    """The pairs of a piece of work, [BLOCK_M]; beyond the end its expert's last one.
+
+    Gated in turn they are places in x, beside which registers have no room for the pairs.
+    """
     _, first, end, _ = here
     ROWS: gl.constexpr = gl.SliceLayout(1, of_rows(SIZES.item, gl.num_warps()))
-    return gl.load(order_ptr + gl.minimum(first + gl.arange(0, SIZES.block_m, layout=ROWS), end - 1))
+    pairs = gl.load(order_ptr + gl.minimum(first + gl.arange(0, SIZES.block_m, layout=ROWS), end - 1))
+    if SIZES.is_gated and SIZES.in_turn:
+        pairs = pairs // SIZES.per_token * SIZES.num_inputs
+    return pairs
+
+
+@gluon.jit
+def places_in_x(pairs, SIZES: gl.constexpr):
+    """Places in x at which the rows of the tokens of `pairs_of` begin."""
+    return pairs if SIZES.in_turn else pairs // SIZES.per_token * SIZES.num_inputs
 
 
 @gluon.jit
 def _rows_of(here, pairs, SIZES: gl.constexpr):
     """Rows of x of a piece of work, [BLOCK_M]: tokens', or those at the places of the pairs."""
     _, first, end, _ = here
-    if SIZES.is_gated:
+    if SIZES.is_gated and SIZES.in_turn:
+        rows = pairs // SIZES.num_inputs
+    elif SIZES.is_gated:
         rows = pairs // SIZES.per_token
     else:
         rows = gl.minimum(first + gl.arange(0, SIZES.block_m, layout=pairs.type.layout), end - 1)
@@ -160,7 +199,7 @@ def factors_of(x_scale_ptr, scale_ptr, weights_ptr, here, pairs, SIZES: gl.const
 
 @gluon.jit
 def block_places(here, pairs, SIZES: gl.constexpr, BESIDE: gl.constexpr):
-    """Places at which scales of blocks begin: of rows of x, and of both parts of the outputs.
+    """Places at which scales of blocks begin: of rows of x, and of both halves of the outputs.
 
     BESIDE: layout of one number for each pair beside sums.
     """
@@ -171,14 +210,14 @@ def block_places(here, pairs, SIZES: gl.constexpr, BESIDE: gl.constexpr):
         SHARED: gl.constexpr = SIZES.scale_outputs
         rows = gl.convert_layout(_rows_of(here, pairs, SIZES), BESIDE)
         output = expert * (SIZES.sides * N) + first_n
-        other = output + (N if SIZES.is_gated else SIZES.part_n)
+        other = output + (N if SIZES.is_gated else SIZES.block_n // 2)
         places = (rows, output // SHARED * SIZES.scale_room, other // SHARED * SIZES.scale_room)
     return places
 
 
 @gluon.jit
 def block_scales(x_scale_ptr, scale_ptr, x_room, places, step, SIZES: gl.constexpr):
-    """What a step's sums in blocks are multiplied by: of rows, and of both parts of outputs."""
+    """What a step's sums in blocks are multiplied by: of rows, and of both halves of outputs."""
     scales = ()
     if SIZES.in_blocks:
         rows, output, other = places
@@ -235,8 +274,45 @@ def _store(y, out_ptr, rows, is_row, first_n, N: gl.constexpr, BLOCK_M: gl.const
 
 
 @gluon.jit
-def finish(sums, bias_ptr, out_ptr, here, pairs, factors, SIZES: gl.constexpr, GATING: gl.constexpr):
-    """Stores what becomes of sums, those of gate and up in one or in two parts."""
+def _side_by_side(low, high):
+    """Two halves of rows as one, by the threads that have them."""
+    return gl.join(low, high).permute((0, 2, 1)).reshape((low.shape[0], 2 * low.shape[1]))
+
+
+@gluon.jit
+def _store_rounded(
+    y, out_ptr, out_scale_ptr, out_room, first, end, first_n, N: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Stores results as `rounded_tokens.store_rounded` does, to the bit.
+
+    The rows from `first` up to `end` become e4m3 of one scale each. Scales of a group of BLOCK_N
+    results have room for `out_room` rows.
+    """
+    BESIDE: gl.constexpr = gl.SliceLayout(1, y.type.layout)
+    wide = y.to(gl.float32)
+    # Without their signs, numbers are ordered as their bits are, with infinity and then NaN above
+    # all.
+    largest = gl.max(wide.to(gl.int32, bitcast=True) & 0x7FFFFFFF, axis=1).to(gl.float32, bitcast=True)
+    scale = largest * _STEP_E4M3.value
+    # NaN is not less, and stays.
+    scale = gl.where(scale < _LEAST_SCALE.value, _LEAST_SCALE.value, scale)
+    # A division as IEEE says, of 1 if the scale is finite.
+    inverse = gl.div_rn(scale * 0.0 + 1.0, scale)
+    numbers = (wide * gl.expand_dims(inverse, 1)).to(gl.float8e4nv)
+    row = first + gl.arange(0, BLOCK_M, layout=BESIDE)
+    gl.store(out_scale_ptr + (first_n // BLOCK_N * out_room + row), scale, mask=row < end)
+    ROWS: gl.constexpr = of_rows(1, gl.num_warps())
+    row = gl.expand_dims(first + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ROWS)), 1)
+    n = gl.expand_dims(first_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, ROWS)), 0)
+    gl.store(out_ptr + (row.to(gl.int64) * N + n), gl.convert_layout(numbers, ROWS), mask=(row < end) & (n < N))
+
+
+@gluon.jit
+def finish(
+    sums, bias_ptr, out_ptr, out_scale_ptr, out_room, here, pairs, factors, SIZES: gl.constexpr, GATING: gl.constexpr
+):  # fmt: skip
+    """Stores what becomes of sums, those of gate and up in one, in two or in four parts."""
     expert, first, end, first_n = here
     of_pairs, of_x, of_outputs, of_ups = factors
     N: gl.constexpr = SIZES.num_outputs
@@ -245,14 +321,22 @@ def finish(sums, bias_ptr, out_ptr, here, pairs, factors, SIZES: gl.constexpr, G
     place = first + gl.arange(0, BLOCK_M, layout=pairs.type.layout)
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     if SIZES.is_gated:
-        if SIZES.parts == 2:
+        if SIZES.parts == 4:
+            gate = _side_by_side(sums[0], sums[1])
+            up = _side_by_side(sums[2], sums[3])
+        elif SIZES.parts == 2:
             gate, up = sums
         else:
             gate, up = gl.split(sums[0].reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)))
         output = expert * (2 * N) + first_n
         gate = _scaled(gate, of_x, of_outputs, bias_ptr, output, N - first_n, BLOCK_N)
         up = _scaled(up, of_x, of_ups, bias_ptr, output + N, N - first_n, BLOCK_N)
-        _store(_gated(gate, up, GATING).to(DTYPE), out_ptr, place, place < end, first_n, N, BLOCK_M, BLOCK_N)
+        inner = _gated(gate, up, GATING)
+        if SIZES.rounds:
+            inner = inner.to(gl.bfloat16 if SIZES.is_bf16 else gl.float16)
+            _store_rounded(inner, out_ptr, out_scale_ptr, out_room, first, end, first_n, N, BLOCK_M, BLOCK_N)
+        else:
+            _store(inner.to(DTYPE), out_ptr, place, place < end, first_n, N, BLOCK_M, BLOCK_N)
     else:
         WIDTH: gl.constexpr = SIZES.part_n
         PARTS: gl.constexpr = SIZES.parts

@@ -9,6 +9,7 @@ other cards without one.
 
 from __future__ import annotations
 
+import torch
 import triton
 
 from headrace_kernels import card
@@ -20,11 +21,14 @@ from headrace_kernels.experts.mxfp4_kernels import ManyTile
 from headrace_kernels.experts.routing import Choice
 from headrace_kernels.experts.stream_gemv import StreamTile
 from headrace_kernels.experts.vector_kernels import VectorTile
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
 
 # Pairs of a tile. Those of eight, where there are any, are half of the least.
 _LEAST_TILE, _LARGEST_TILE = 16, 128
+# How inner elements are rounded that a grouped GEMM can round by itself.
+_IN_GROUPS = InputRounding(torch.float8_e4m3fn, 128)
 # Inputs of FP8 up to which a grouped GEMM's results take as long to store as to compute.
 _FEW_INPUTS = 1024
 # Largest tiles without products from shared memory, where larger ones spill registers: of INT4, and
@@ -115,17 +119,42 @@ def vector_rule(weights: ExpertWeights) -> VectorTile:
     return VectorTile(block_n=8, block_words=128, num_warps=8)
 
 
-def pair_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool) -> PairTile | GroupedTile:
+def pair_rule(
+    num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool, of_results: InputRounding | None = None
+) -> PairTile | GroupedTile:
     """The tile of a product of many pairs, of the kernel that takes it.
 
-    is_rounded: FP8 multiplies FP8.
+    Args:
+        num_pairs: Pairs of all tokens.
+        weights: The weights of the product.
+        gated: Whether outputs are gates and as many ups.
+        is_rounded: Whether FP8 multiplies FP8.
+        of_results: How results are rounded behind the product, which then may round them itself;
+            None: they are not.
     """
+    tiles: tuple[GroupedTile | None, ...] = ()
     # A grouped GEMM's places in x are 32 bits.
-    are_near = num_pairs * weights.num_inputs < 1 << 31
-    tile = _grouped_rule(num_pairs, weights, gated, is_rounded) if are_near else None
-    if tile is not None and takes_grouped_gemm(weights, is_rounded, tile, gated):
-        return tile
+    if num_pairs * weights.num_inputs < 1 << 31:
+        rounding = _rounding_rule(num_pairs, weights) if gated and is_rounded and of_results == _IN_GROUPS else None
+        tiles = (rounding, _grouped_rule(num_pairs, weights, gated, is_rounded))
+    for tile in tiles:
+        if tile is not None and takes_grouped_gemm(weights, is_rounded, tile, gated):
+            return tile
     return (rounded_tile_rule if is_rounded else tile_rule)(num_pairs, weights, gated)
+
+
+def _rounding_rule(num_pairs: int, weights: ExpertWeights) -> GroupedTile | None:
+    """The tile of gates and ups in blocks that rounds inner elements; None: others take less.
+
+    Guessed, not measured: from as many pairs on as those in blocks take a grouped GEMM, and tiles
+    of 128 pairs where most of them are full.
+    """
+    average = triton.cdiv(num_pairs, weights.total_experts)
+    if not weights.layout().is_grouped or average <= _LARGEST_TILE // 4:
+        return None
+    if average <= _LARGEST_TILE:
+        return GroupedTile(64, 128, num_warps=8, slots=5, rounds=True)
+    return GroupedTile(128, 128, num_warps=8, slots=4, rounds=True)
 
 
 def _grouped_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounded: bool) -> GroupedTile | None:

@@ -199,7 +199,8 @@ def _multiply_many(
         multiply_many(x, choice, pairs, gate_up, down, out, rules, gating)
         return
     rounded = rounds(len(x), gate_up, down)
-    tiles = pair_rule(num_pairs, gate_up, True, rounded[0]), pair_rule(num_pairs, down, False, rounded[1])
+    of_inner = row_rounding(down) if rounded[1] else None
+    tiles = pair_rule(num_pairs, gate_up, True, rounded[0], of_inner), pair_rule(num_pairs, down, False, rounded[1])
     rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
     multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
 

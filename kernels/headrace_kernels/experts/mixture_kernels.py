@@ -26,7 +26,7 @@ Sums are fp32 in an order that depends on the tile alone: no atomics, the same b
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -72,6 +72,9 @@ class PairTile(NamedTuple):
     # Whether programs of one tile's outputs are neighbours, and so share its rows of x in the
     # second cache; otherwise those of one block of outputs are.
     outputs_first: bool = False
+
+
+AnyTile: TypeAlias = PairTile | GroupedTile
 
 
 @triton.jit
@@ -376,7 +379,7 @@ def block_words(most: int, layout: WeightLayout) -> int:
 
 def multiply_pairs(
     x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
-    tiles: tuple[PairTile | GroupedTile, PairTile | GroupedTile], gating: Gating = SILU, rounds_inner: bool = False,
+    tiles: tuple[AnyTile, AnyTile], gating: Gating = SILU, rounds_inner: bool = False,
 ) -> None:  # fmt: skip
     """Computes the experts of many tokens, whose pairs are sorted by expert.
 
@@ -389,24 +392,31 @@ def multiply_pairs(
         out: [num_tokens, hidden], written.
         tiles: Tile of the gate-up product, and of the down product, each of the kernel that runs.
         gating: What is between gate-up and down.
-        rounds_inner: Whether inner elements are rounded to e4m3.
+        rounds_inner: Whether inner elements are rounded to e4m3: by the gate-up product itself if
+            its tile says so, or by a launch of its own.
     """
     num_pairs = len(pairs.order)
-    inner, outputs = out.new_empty(num_pairs, down.num_inputs), out.new_empty(num_pairs, down.num_outputs)
+    outputs = out.new_empty(num_pairs, down.num_outputs)
+    if rounds_inner and isinstance(tiles[0], GroupedTile) and tiles[0].rounds:
+        inner: Activations = RoundedTokens.empty((num_pairs, down.num_inputs), row_rounding(down), out.device)
+    else:
+        inner = out.new_empty(num_pairs, down.num_inputs)
     # Both before the first product, which starts early behind what it needs.
     sizes = {tile.block_m for tile in tiles if isinstance(tile, GroupedTile)}
     tables = {block_m: tile_table(pairs, block_m) for block_m in sizes}
 
     def multiply(
-        rows: Activations, weights: ExpertWeights, results: Tensor, tile: PairTile | GroupedTile, own: Gating | None
+        rows: Activations, weights: ExpertWeights, results: Activations, tile: AnyTile, own: Gating | None
     ) -> None:
         if isinstance(tile, GroupedTile):
             multiply_grouped_gemm(rows, choice, pairs, tables[tile.block_m], weights, results, tile, own)
         else:
+            assert isinstance(results, Tensor)
             multiply_tiles(rows, choice, pairs, weights, results, tile, own)
 
     multiply(x, gate_up, inner, tiles[0], gating)
-    multiply(round_rows(inner, down) if rounds_inner else inner, down, outputs, tiles[1], None)
+    rows = round_rows(inner, down) if rounds_inner and isinstance(inner, Tensor) else inner
+    multiply(rows, down, outputs, tiles[1], None)
     combine_pairs(outputs, choice, down, out)
 
 
