@@ -703,7 +703,7 @@ _GROUPED: tuple[tuple[QuantKind | None, int, tuple[GroupedTile, ...], tuple[Grou
         QuantKind.FP8, 128,
         (
             GroupedTile(64, 64, 4, 4),
-            *(GroupedTile(pairs, 128, 8, slots, rounds=True) for pairs, slots in ((64, 5), (128, 4))),
+            *(GroupedTile(pairs, 128, 8, slots, rounds=True) for pairs, slots in ((64, 4), (128, 4))),
         ),
         (_FEW_GROUPED, GroupedTile(64, 128, 4, 4)),
     ),

@@ -410,7 +410,7 @@ def multiply_grouped_gemm(
         block_m=tile.block_m, block_n=tile.block_n, item=rows.element_size(), is_gated=is_gated,
         in_blocks=layout.is_grouped, scale_outputs=layout.scale_outputs, scale_room=scale_room,
         is_swapped=tile.is_swapped, rounds=tile.rounds, is_bf16=weights.dtype is torch.bfloat16,
-        in_turn=in_turn, runs_on=in_turn or tile.rounds,
+        in_turn=in_turn, runs_on=in_turn or layout.is_grouped and not is_gated and not tile.is_swapped or tile.rounds,
     )  # fmt: skip
     registers = _SWAPPED_REGISTERS if tile.is_swapped else _REGISTERS
     held = programs_at_a_time(tile.num_warps, registers, tile.shared_bytes(is_gated))

@@ -146,14 +146,14 @@ def pair_rule(
 def _rounding_rule(num_pairs: int, weights: ExpertWeights) -> GroupedTile | None:
     """The tile of gates and ups in blocks that rounds inner elements; None: others take less.
 
-    Guessed, not measured: from as many pairs on as those in blocks take a grouped GEMM, and tiles
-    of 128 pairs where most of them are full.
+    Those that took an H200 least for 256 to 2,048 and 8,192 tokens of Qwen3-30B-A3B, of four
+    (docs/experiments.md, "gates and ups in blocks round by themselves").
     """
     average = triton.cdiv(num_pairs, weights.total_experts)
-    if not weights.layout().is_grouped or average <= _LARGEST_TILE // 4:
+    if not weights.layout().is_grouped or average < _LARGEST_TILE // 4:
         return None
-    if average <= _LARGEST_TILE:
-        return GroupedTile(64, 128, num_warps=8, slots=5, rounds=True)
+    if average < _LARGEST_TILE:
+        return GroupedTile(64, 128, num_warps=8, slots=4, rounds=True)
     return GroupedTile(128, 128, num_warps=8, slots=4, rounds=True)
 
 
