@@ -19,7 +19,7 @@ from headrace_kernels.hopper.launch import tile_descriptor
 
 
 class _Source(NamedTuple):
-    """Where a launch's keys and values are, as rows of one head's numbers."""
+    """Keys and values of a launch, as rows of one head's numbers."""
 
     # [num_rows, head_dim] keys and values; these `half_rows` rows behind those.
     rows: Tensor

@@ -43,7 +43,7 @@ def _rows(kv_head, tokens, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.c
 
 @gluon.jit
 def places_of_rows(kv_head, tokens, token_stride, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.constexpr):
-    """Where this group's rows begin, whose tokens are `token_stride` apart, int64 [64].
+    """Places at which this group's rows begin, whose tokens are `token_stride` apart, int64 [64].
 
     Returns also whether each is one.
     """
