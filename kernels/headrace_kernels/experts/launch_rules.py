@@ -150,7 +150,7 @@ def _rounding_rule(num_pairs: int, weights: ExpertWeights) -> GroupedTile | None
     (docs/experiments.md, "gates and ups in blocks round by themselves").
     """
     average = triton.cdiv(num_pairs, weights.total_experts)
-    if not weights.layout().is_grouped or average < _LARGEST_TILE // 4:
+    if not weights.layout().is_grouped or average <= _LEAST_TILE:
         return None
     if average < _LARGEST_TILE:
         return GroupedTile(64, 128, num_warps=8, slots=4, rounds=True)
