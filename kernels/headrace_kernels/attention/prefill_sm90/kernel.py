@@ -3,11 +3,11 @@
 The tensor cores are fed from shared memory and wait neither for softmax nor for copies.
 
 A program has a tile of 128 query rows of one key/value head. One warp has the copy engine bring
-keys and values, a block of the cache at a time, some tiles ahead. Two groups of four warps have 64
-of the rows each: while one group's products run, the other is at its softmax (a barrier that makes
-them take turns gained nothing). Within a group, too, the softmax of one tile of keys runs beside
-the product with the values of the tile before. Tiles of keys are taken from the diagonal back to
-the first, so that masks come first and the loop of whole tiles has none.
+keys and another one values, a block of the cache at a time, some tiles ahead. Two groups of four
+warps have 64 of the rows each: while one group's products run, the other is at its softmax (a
+barrier that makes them take turns gained nothing). Within a group, too, the softmax of one tile of
+keys runs beside the product with the values of the tile before. Tiles of keys are taken from the
+diagonal back to the first, so that masks come first and the loop of whole tiles has none.
 
 Programs stay: each takes one item after the other (`prefill_sm90.items`), and an item's query rows
 are copied while the one before is computed. What a launch depends on is in descriptors of memory
@@ -58,13 +58,13 @@ from headrace_kernels.hopper.ring import begin_product
 
 @gluon.jit
 def _copy(
-    columns, shares, cache, half_rows, rings, tables, table_stride, capacity, num_items, window, SHAPE: gl.constexpr
+    columns, shares, cache, first_row, ring, tables, table_stride, capacity, num_items, window, SHAPE: gl.constexpr
 ):  # fmt: skip
-    """The copying warp: all tiles of keys and values that the groups ask for, in their order.
+    """A copying warp: all tiles of keys, or of values, that the groups ask for, in their order.
 
-    Values lie `half_rows` rows behind the keys.
+    Keys lie in the cache from row 0 on, values from the first row of its second half.
     """
-    key_ring, value_ring, keys_here, keys_free, values_here, values_free, values_clear = rings
+    tiles, here, free = ring
     TILE_BYTES: gl.constexpr = SHAPE.tile * SHAPE.head_dim * 2
     PAGES: gl.constexpr = SHAPE.tile // SHAPE.page
     count = 0
@@ -82,17 +82,11 @@ def _copy(
             rows = page_rows(tables, table_stride, capacity, kv_head, keys, tile, SHAPE)
             place = count % SHAPE.stages
             # The first time, nothing is waited for: the phase before the first counts as over.
-            used = (count // SHAPE.stages & 1) ^ 1
-            mbarrier.wait(keys_free.index(place), used)
-            mbarrier.expect(keys_here.index(place), TILE_BYTES)
+            mbarrier.wait(free.index(place), (count // SHAPE.stages & 1) ^ 1)
+            mbarrier.expect(here.index(place), TILE_BYTES)
             for page in gl.static_range(PAGES):
-                part = key_ring.index(place).slice(page * SHAPE.page, SHAPE.page, 0)
-                tma.async_copy_global_to_shared(cache, [rows[page], 0], keys_here.index(place), part)
-            mbarrier.wait(values_free.index(place), used)
-            mbarrier.expect(values_here.index(place), TILE_BYTES)
-            for page in gl.static_range(PAGES):
-                part = value_ring.index(place).slice(page * SHAPE.page, SHAPE.page, 0)
-                tma.async_copy_global_to_shared(cache, [rows[page] + half_rows, 0], values_here.index(place), part)
+                part = tiles.index(place).slice(page * SHAPE.page, SHAPE.page, 0)
+                tma.async_copy_global_to_shared(cache, [rows[page] + first_row, 0], here.index(place), part)
             tile -= 1
             count += 1
 
@@ -327,21 +321,29 @@ def _attend_either(
 
 @gluon.jit
 def _copy_either(
-    is_long, columns, shares, cache, half_rows, rings, tables, table_stride, capacity, num_items, window,
-    SHAPES: gl.constexpr,
+    is_long, columns, shares, cache, first_row, rings, tables, table_stride, capacity, num_items, window,
+    SHAPES: gl.constexpr, OF_VALUES: gl.constexpr,
 ):  # fmt: skip
     """`_copy` in tiles of the size that suits the step."""
-    long_rings, short_rings = rings
     LONG: gl.constexpr = SHAPES.long
     SHORT: gl.constexpr = SHAPES.short
     if is_long:
-        _copy(
-            columns, shares, cache, half_rows, long_rings, tables, table_stride, capacity, num_items, window, LONG,
-        )  # fmt: skip
+        long_ring = _ring(rings[0], OF_VALUES)
+        _copy(columns, shares, cache, first_row, long_ring, tables, table_stride, capacity, num_items, window, LONG)
     elif SHORT is not None:
-        _copy(
-            columns, shares, cache, half_rows, short_rings, tables, table_stride, capacity, num_items, window, SHORT,
-        )  # fmt: skip
+        short_ring = _ring(rings[1], OF_VALUES)
+        _copy(columns, shares, cache, first_row, short_ring, tables, table_stride, capacity, num_items, window, SHORT)
+
+
+@gluon.jit
+def _ring(rings, OF_VALUES: gl.constexpr):
+    """The tiles of keys, or of values, and their barriers."""
+    key_ring, value_ring, keys_here, keys_free, values_here, values_free, values_clear = rings
+    if OF_VALUES:
+        ring = (value_ring, values_here, values_free)
+    else:
+        ring = (key_ring, keys_here, keys_free)
+    return ring
 
 
 # Columns are views into one buffer, at addresses that change with their sizes: alignment must not
@@ -398,10 +400,12 @@ def prefill_kernel_sm90(
                               num_items, query_stride, score_scale, window, sinks, SHAPES, 0)),
             (_attend_either, (is_long, query, output, columns, shares, partial, lse, done, query_ring, rings, totals,
                               num_items, query_stride, score_scale, window, sinks, SHAPES, 1)),
+            (_copy_either, (is_long, columns, shares, cache, 0, rings, tables, table_stride, capacity, num_items,
+                            window, SHAPES, False)),
             (_copy_either, (is_long, columns, shares, cache, half_rows, rings, tables, table_stride, capacity,
-                            num_items, window, SHAPES)),
+                            num_items, window, SHAPES, True)),
         ],
-        # Warps of the other two, and registers of a thread; the first group has as many.
-        [4, 1],
-        [240, 24],
+        # Warps of the other three, and registers of a thread; the first group has as many.
+        [4, 1, 1],
+        [240, 24, 24],
     )  # fmt: skip
