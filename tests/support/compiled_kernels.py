@@ -41,6 +41,7 @@ from headrace_kernels.experts import mixture, router, routing, scored_routing, t
 from headrace_kernels.experts.expert_weights import ExpertPart, ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating
 from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, multiply_grouped_gemm
+from headrace_kernels.experts.mxfp4_gemm_sm90 import Mxfp4Tile, multiply_mxfp4_gemm
 from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.linear import block_quantized_kernels as block_linear_kernels
 from headrace_kernels.linear import (
@@ -708,6 +709,12 @@ _GROUPED: tuple[tuple[QuantKind | None, int, tuple[GroupedTile, ...], tuple[Grou
         (_FEW_GROUPED, GroupedTile(64, 128, 4, 4)),
     ),
 )  # fmt: skip
+# In MXFP4: tiles of gates and ups, and of outputs, with their gating.
+_CLAMPED = Gating(True, 1.702, 7.0)
+_MXFP4_GROUPED: tuple[tuple[Mxfp4Tile, Gating | None], ...] = (
+    (Mxfp4Tile(128, 128, 8, 4), _CLAMPED), (Mxfp4Tile(128, 128, 8, 3), _CLAMPED),
+    (Mxfp4Tile(64, 128, 4, 4), None), (Mxfp4Tile(128, 128, 8, 4), None),
+)  # fmt: skip
 
 
 def compile_experts(arch: int) -> list[Any]:
@@ -764,7 +771,12 @@ def compile_experts(arch: int) -> list[Any]:
                 for tiles, gating in ((of_gates, SILU), (of_outputs, None)):
                     for tile in tiles:
                         launch_grouped(kind, group, tile, gating)
-            launch_grouped(None, 0, _GROUPED[0][2][-1], Gating(True, 1.702, 7.0), has_bias=True)
+            launch_grouped(None, 0, _GROUPED[0][2][-1], _CLAMPED, has_bias=True)
+            # All of gpt-oss-20b's inner elements, and a rank's of two.
+            for (dtype, inner), (mxfp4_tile, own) in itertools.product(
+                ((torch.bfloat16, 2880), (torch.float16, 1440)), _MXFP4_GROUPED
+            ):
+                launch_mxfp4_grouped(dtype, inner, mxfp4_tile, own)
     return list({id(kernel): kernel for kernel in compiled}.values())
 
 
@@ -789,6 +801,20 @@ def launch_grouped(
     if tile.rounds:
         out = RoundedTokens.empty((num_pairs, outputs), InputRounding(torch.float8_e4m3fn, 128), cpu)
     multiply_grouped_gemm(x, choice, pairs, table, weights, out, tile, gating)
+
+
+def launch_mxfp4_grouped(dtype: torch.dtype, inner: int, tile: Mxfp4Tile, gating: Gating | None) -> None:
+    """Many tokens' product in gpt-oss-20b's experts: gates and ups, or without gating down."""
+    num_experts, per_token, hidden, num_tokens = 32, 4, 2880, 256
+    num_pairs, outputs, inputs = num_tokens * per_token, *((hidden, inner) if gating is None else (inner, hidden))
+    rows = num_experts * outputs * (1 if gating is None else 2)
+    stored = allocate_mxfp4(rows, inputs, dtype, torch.device("cpu"))
+    weights = ExpertWeights(stored, num_experts, torch.empty(rows, dtype=dtype))
+    experts = torch.empty(num_tokens, per_token, dtype=torch.int32)
+    choice, pairs = routing.Choice(experts, torch.empty(experts.shape)), routing.sort_pairs(experts, num_experts)
+    x = torch.empty(num_pairs if gating is None else num_tokens, inputs, dtype=dtype)
+    table, out = tile_table.tile_table(pairs, tile.block_m), torch.empty(num_pairs, outputs, dtype=dtype)
+    multiply_mxfp4_gemm(x, choice, pairs, table, weights, out, tile, gating)
 
 
 def _of_a_rank(weights: list[ExpertWeights]) -> list[ExpertWeights]:
@@ -875,8 +901,8 @@ _ROOMS = {
     "blocks": compile_blocks,
     "blocks_all": functools.partial(compile_blocks, every=True),
 }
-# Whose tests ask for `code_counts`.
-_COUNTED = ("low_bits", "low_bits_all", "scaled")
+# Whose tests ask for `code_counts`: rooms, and a kernel.
+_COUNTED = ("low_bits", "low_bits_all", "scaled", "_mxfp4_gemm_kernel")
 
 
 if __name__ == "__main__":
@@ -884,5 +910,5 @@ if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     room, for_arch = sys.argv[1], int(sys.argv[2])
     for each in _ROOMS[room](for_arch):
-        counts = code_counts(each) if room in _COUNTED else {}
+        counts = code_counts(each) if room in _COUNTED or each.metadata.name in _COUNTED else {}
         print(json.dumps(resources(each) | counts))

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace_kernels.experts import grouped_work_sm90
+from headrace_kernels.experts import grouped_work_sm90, mxfp4_step_sm90
 from headrace_kernels.hopper import ring, row_streams, stream_k
 from headrace_kernels.linear.few_bits import block_sums, operands
+from headrace_kernels.weight_formats import mxfp4_operands
 
 
 class Kind:
@@ -161,12 +162,18 @@ class _Barriers:
         place = barrier.numbers.data_ptr()
         self._copies[place], self._bytes[place], self._phases[place] = [], 0, 0
 
-    def expect(self, barrier: Shared, num_bytes: int) -> None:
+    def expect(self, barrier: Shared, num_bytes: int, pred: Any = True) -> None:
+        if not pred:
+            return
         place = barrier.numbers.data_ptr()
         assert not self._copies[place] and self._bytes[place] == 0, "a slot is filled that was not waited for"
         self._bytes[place] = num_bytes
 
-    def async_copy_global_to_shared(self, source: Descriptor, places: list[Any], barrier: Shared, smem: Shared) -> None:
+    def async_copy_global_to_shared(
+        self, source: Descriptor, places: list[Any], barrier: Shared, smem: Shared, pred: Any = True
+    ) -> None:
+        if not pred:
+            return
         tile = source.read(*map(int, places))
         assert tile.shape == smem.numbers.shape
         place = barrier.numbers.data_ptr()
@@ -221,6 +228,8 @@ class _Program:
         places, copied = pointer.places, torch.ones(smem.numbers.shape, dtype=torch.bool)
         if mask is not None:
             copied &= mask.as_subclass(Tensor)
+            if not bool(copied.any()):
+                return
             places = torch.where(copied, torch.as_tensor(places).as_subclass(Tensor), 0)
         read = Pointer(pointer.tensor, places).read().as_subclass(Tensor)
         assert read.shape == smem.numbers.shape
@@ -299,7 +308,9 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 # Modules whose functions kernels call.
-_SHARED_ROOMS = (ring, row_streams, stream_k, operands, block_sums, grouped_work_sm90)
+_SHARED_ROOMS = (
+    ring, row_streams, stream_k, operands, block_sums, grouped_work_sm90, mxfp4_step_sm90, mxfp4_operands,
+)  # fmt: skip
 # What kernels import by name that a program does.
 _OF_A_PROGRAM = {"warpgroup_mma", "warpgroup_mma_wait", "mma_v2", "fence_async_shared", "mbarrier", "tma", "async_copy"}
 

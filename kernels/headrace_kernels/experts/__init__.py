@@ -12,7 +12,8 @@ mixture          the experts' MLPs and the sum of their outputs, by the number o
                  `grouped_gemm_sm90` and, for what its tiles know and store, `grouped_work_sm90`)
                  and `vector_kernels` (few), for one token with plain weights or 8 bits
                  `stream_gemv`, for weights in a file's blocks `block_kernels`, and for those in
-                 MXFP4 `mxfp4_kernels` and `mxfp4_gemv` (few)
+                 MXFP4 `mxfp4_kernels` (the most on Hopper `mxfp4_gemm_sm90`, step by step
+                 `mxfp4_step_sm90`) and `mxfp4_gemv` (few)
 
 Routing stays on the device: grids depend on the number of tokens alone, so that a step is captured
 once and nothing compiles late whatever the routing.

@@ -62,10 +62,12 @@ from headrace_kernels.experts.grouped_work_sm90 import (
     factors_of,
     finish,
     located,
+    no_sums,
     of_rows,
     of_sums,
     pairs_of,
     places_in_x,
+    waited,
 )
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.experts.tile_table import TileTable
@@ -138,17 +140,6 @@ def _copy_step(
 
 
 @gluon.jit
-def _no_sums(SIZES: gl.constexpr, MMA: gl.constexpr):
-    """Sums of no steps, of each part."""
-    PARTS: gl.constexpr = SIZES.parts
-    SHAPE: gl.constexpr = SIZES.sums_shape
-    sums = ()
-    for _ in gl.static_range(PARTS):
-        sums = sums + (gl.zeros(SHAPE, gl.float32, layout=MMA),)
-    return sums
-
-
-@gluon.jit
 def _product(x, w, sums, SWAPPED: gl.constexpr, BEGINS: gl.constexpr):
     """Begins to add a step's product of rows and a part of the outputs to sums, or to nothing."""
     if SWAPPED:
@@ -183,7 +174,7 @@ def _begin_step(x, w, sums, scales, SIZES: gl.constexpr, MMA: gl.constexpr):
         else:
             running = running + (_product(x, outputs, sums[part], SWAPPED, False),)
     if not SIZES.in_blocks:
-        added = _waited(running, PARTS, PARTS)
+        added = waited(running, PARTS, PARTS)
         running = ()
     elif not SIZES.runs_on:
         added = _end_step(sums, added, running, scales, SIZES)
@@ -211,21 +202,11 @@ def _end_step(sums, added, running, scales, SIZES: gl.constexpr):
 
 
 @gluon.jit
-def _waited(running, under_way: gl.constexpr, PARTS: gl.constexpr):
-    """Sums of products, of which so many may run on."""
-    if PARTS == 2:
-        sums = warpgroup_mma_wait(under_way, deps=[running[0], running[1]])
-    else:
-        sums = (warpgroup_mma_wait(under_way, deps=[running[0]]),)
-    return sums
-
-
-@gluon.jit
 def _whole(sums, SIZES: gl.constexpr):
     """The sums of all steps, [pairs, outputs] of each part."""
     PARTS: gl.constexpr = SIZES.parts
     if not SIZES.in_blocks:
-        sums = _waited(sums, 0, PARTS)
+        sums = waited(sums, 0, PARTS)
     if SIZES.is_swapped:
         transposed = ()
         for part in gl.static_range(PARTS):
@@ -284,7 +265,7 @@ def _grouped_gemm_kernel(
         slot = 0
         phase = 0
         while work < total:
-            sums = _no_sums(SIZES, MMA)
+            sums = no_sums(SIZES, MMA)
             for step in range(0, STEPS):
                 mbarrier.wait(arrived.index(slot), phase)
                 next_step = gl.minimum(step + 1, STEPS - 1)

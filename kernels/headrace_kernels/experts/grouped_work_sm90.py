@@ -1,9 +1,9 @@
 """What a tile of a grouped GEMM on sm_90 is to know, and what becomes of its sums.
 
 Owns a kernel's constants (`GroupedSizes`); where a program's next piece of work is and what its
-sums are multiplied by, which a program asks for ahead; and how sums become results. The kernel is
-`grouped_gemm_sm90`'s. A piece of work is a tile of pairs with a block of outputs; `here` is its
-expert, its first pair, where that expert's pairs end, and its first output.
+sums are multiplied by, which a program asks for ahead; and how sums become results. The kernels are
+`grouped_gemm_sm90`'s and `mxfp4_gemm_sm90`'s. A piece of work is a tile of pairs with a block of
+outputs; `here` is its expert, its first pair, where that expert's pairs end, and its first output.
 """
 
 # Gluon's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from headrace_kernels.rounded_tokens import LARGEST, LEAST_SCALE
 
@@ -27,6 +28,9 @@ STORED = 64
 _STORED = gl.constexpr(STORED)
 # Of `rounded_tokens`: what the largest number is divided by, and the least scale.
 _STEP_E4M3, _LEAST_SCALE = gl.constexpr(1 / LARGEST[torch.float8_e4m3fn]), gl.constexpr(LEAST_SCALE)
+# Results that change threads at a time, at most.
+CHANGED = 128 * STORED
+_CHANGED = gl.constexpr(CHANGED)
 
 
 class GroupedSizes(NamedTuple):
@@ -229,7 +233,28 @@ def block_scales(x_scale_ptr, scale_ptr, x_room, places, step, SIZES: gl.constex
 
 
 @gluon.jit
-def _gated(gate, up, GATING: gl.constexpr):
+def no_sums(SIZES: gl.constexpr, MMA: gl.constexpr):
+    """Sums of no steps, of each part."""
+    PARTS: gl.constexpr = SIZES.parts
+    SHAPE: gl.constexpr = SIZES.sums_shape
+    sums = ()
+    for _ in gl.static_range(PARTS):
+        sums = sums + (gl.zeros(SHAPE, gl.float32, layout=MMA),)
+    return sums
+
+
+@gluon.jit
+def waited(running, under_way: gl.constexpr, PARTS: gl.constexpr):
+    """Sums of products, of which so many may run on."""
+    if PARTS == 2:
+        sums = warpgroup_mma_wait(under_way, deps=[running[0], running[1]])
+    else:
+        sums = (warpgroup_mma_wait(under_way, deps=[running[0]]),)
+    return sums
+
+
+@gluon.jit
+def gated_here(gate, up, GATING: gl.constexpr):
     """`gating.gated` for kernels in Gluon."""
     if GATING.is_clamped:
         gate = gl.where(gate > GATING.limit, GATING.limit, gate)
@@ -259,12 +284,24 @@ def _scaled(sums, of_pairs, of_outputs, bias_ptr, first_output, left, WIDTH: gl.
 
 
 @gluon.jit
-def _store(y, out_ptr, rows, is_row, first_n, N: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr):
+def store_results(
+    y, out_ptr, rows, is_row, first_n,
+    N: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr, IS_SWAPPED: gl.constexpr,
+):  # fmt: skip
     """Stores [BLOCK_M, WIDTH] results, 16 bytes at a time."""
-    if WIDTH > _STORED:
+    # Swapped, a warp has 16 outputs: halves of fewer are not in the same threads.
+    NARROW: gl.constexpr = WIDTH <= _STORED or (IS_SWAPPED and WIDTH <= 16 * gl.num_warps())
+    if not NARROW:
         low, high = gl.split(y.reshape((BLOCK_M, 2, WIDTH // 2)).permute((0, 2, 1)))
-        _store(low, out_ptr, rows, is_row, first_n, N, BLOCK_M, WIDTH // 2)
-        _store(high, out_ptr, rows, is_row, first_n + WIDTH // 2, N, BLOCK_M, WIDTH // 2)
+        store_results(low, out_ptr, rows, is_row, first_n, N, BLOCK_M, WIDTH // 2, IS_SWAPPED)
+        store_results(high, out_ptr, rows, is_row, first_n + WIDTH // 2, N, BLOCK_M, WIDTH // 2, IS_SWAPPED)
+    elif BLOCK_M * WIDTH > _CHANGED:
+        HALF: gl.constexpr = BLOCK_M // 2
+        low, high = gl.split(y.reshape((2, HALF, WIDTH)).permute((1, 2, 0)))
+        low_rows, high_rows = gl.split(rows.reshape((2, HALF)).permute((1, 0)))
+        is_low, is_high = gl.split(is_row.reshape((2, HALF)).permute((1, 0)))
+        store_results(low, out_ptr, low_rows, is_low, first_n, N, HALF, WIDTH, IS_SWAPPED)
+        store_results(high, out_ptr, high_rows, is_high, first_n, N, HALF, WIDTH, IS_SWAPPED)
     else:
         LAYOUT: gl.constexpr = of_rows(2, gl.num_warps())
         n = gl.expand_dims(first_n + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT)), 0)
@@ -318,6 +355,7 @@ def finish(
     N: gl.constexpr = SIZES.num_outputs
     BLOCK_M: gl.constexpr = SIZES.block_m
     BLOCK_N: gl.constexpr = SIZES.block_n
+    SWAPPED: gl.constexpr = SIZES.is_swapped
     place = first + gl.arange(0, BLOCK_M, layout=pairs.type.layout)
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     if SIZES.is_gated:
@@ -331,12 +369,12 @@ def finish(
         output = expert * (2 * N) + first_n
         gate = _scaled(gate, of_x, of_outputs, bias_ptr, output, N - first_n, BLOCK_N)
         up = _scaled(up, of_x, of_ups, bias_ptr, output + N, N - first_n, BLOCK_N)
-        inner = _gated(gate, up, GATING)
+        inner = gated_here(gate, up, GATING)
         if SIZES.rounds:
             inner = inner.to(gl.bfloat16 if SIZES.is_bf16 else gl.float16)
             _store_rounded(inner, out_ptr, out_scale_ptr, out_room, first, end, first_n, N, BLOCK_M, BLOCK_N)
         else:
-            _store(inner.to(DTYPE), out_ptr, place, place < end, first_n, N, BLOCK_M, BLOCK_N)
+            store_results(inner.to(DTYPE), out_ptr, place, place < end, first_n, N, BLOCK_M, BLOCK_N, SWAPPED)
     else:
         WIDTH: gl.constexpr = SIZES.part_n
         PARTS: gl.constexpr = SIZES.parts
@@ -344,4 +382,4 @@ def finish(
             n = first_n + part * WIDTH
             y = _scaled(sums[part], of_x, of_outputs, bias_ptr, expert * N + n, N - n, WIDTH)
             y = _scaled(y, of_pairs, (), None, 0, 0, WIDTH)
-            _store(y.to(DTYPE), out_ptr, pairs, place < end, n, N, BLOCK_M, WIDTH)
+            store_results(y.to(DTYPE), out_ptr, pairs, place < end, n, N, BLOCK_M, WIDTH, SWAPPED)

@@ -16,6 +16,7 @@ from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, takes_grouped_gemm
 from headrace_kernels.experts.mixture_kernels import PairTile
+from headrace_kernels.experts.mxfp4_gemm_sm90 import Mxfp4Tile, takes_mxfp4_gemm
 from headrace_kernels.experts.mxfp4_gemv import BLOCK_INNER, FewTile
 from headrace_kernels.experts.mxfp4_kernels import ManyTile
 from headrace_kernels.experts.routing import Choice
@@ -291,14 +292,41 @@ def _rounded_block_tile(average: int, gated: bool) -> PairTile:
     return PairTile(128, min(block_m, _LARGEST_TILE // 2), 128, num_warps=4, num_stages=3)
 
 
-def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile:
-    """The tile of a product of many pairs in MXFP4; its size follows the pairs as others' do.
+def many_rule(num_pairs: int, weights: ExpertWeights, gated: bool) -> ManyTile | Mxfp4Tile:
+    """The tile of a product of many pairs in MXFP4, of the kernel that takes it."""
+    average = triton.cdiv(num_pairs, weights.total_experts)
+    tile = _mxfp4_gemm_rule(average, gated)
+    # A grouped GEMM's places in x are 32 bits.
+    are_near = num_pairs * weights.num_inputs < 1 << 31
+    if tile is not None and are_near and takes_mxfp4_gemm(weights, tile, gated):
+        return tile
+    return _many_tile_rule(average, weights, gated)
+
+
+def _mxfp4_gemm_rule(average: int, gated: bool) -> Mxfp4Tile | None:
+    """The tile of a grouped GEMM of sm_90 in MXFP4; None: for fewer pairs the other kernel's.
+
+    Those that took an H200 least, or at most 2% more, for 256 to 2,048 and 8,192 tokens of
+    gpt-oss-20b: gates and ups of 512 tokens 248 us a layer, by the other kernel 257, of 8,192
+    tokens 1,840 and 1,956; down of 256 tokens 80 and 92, of 8,192 tokens 940 and 1,208
+    (docs/experiments.md, "MXFP4 of many tokens by the copy engine").
+    """
+    if gated:
+        is_large = average > 4 * _LARGEST_TILE
+        return Mxfp4Tile(128, 128, num_warps=8, slots=3 if is_large else 4) if 2 * average >= _LARGEST_TILE else None
+    if average > _LARGEST_TILE:
+        return Mxfp4Tile(128, 128, num_warps=8, slots=4)
+    return Mxfp4Tile(64, 128, num_warps=4, slots=4) if average > _LEAST_TILE else None
+
+
+def _many_tile_rule(average: int, weights: ExpertWeights, gated: bool) -> ManyTile:
+    """The other kernel's tile in MXFP4; its size follows the pairs as others' do.
 
     Those of 128 pairs were the fastest of gpt-oss-20b on an H200 from 512 tokens on, where an
     expert has 64 (docs/experiments.md, "experts of few tokens in tiles"). Before sm_90 those, and
     128 outputs, spill registers.
     """
-    average, is_new = triton.cdiv(num_pairs, weights.total_experts), card.has_warpgroup_products(weights.storage.device)
+    is_new = card.has_warpgroup_products(weights.storage.device)
     block_n = 128 if is_new and not gated else 64
     if 2 * average >= _LARGEST_TILE and is_new:
         return ManyTile(block_n, _LARGEST_TILE, num_warps=4, num_stages=3)

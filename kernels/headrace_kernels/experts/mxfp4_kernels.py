@@ -3,7 +3,8 @@
 Numbers become bf16 or fp16 in registers, without rounding, and are one side of a product
 (`weight_formats.mxfp4`). The four groups of a tile of 128 inputs lie side by side in one product.
 `_many_kernel` multiplies pairs of one expert as `mixture_kernels` does, and is launched early as
-its kernels are; few tokens have kernels of their own (`mxfp4_gemv`).
+its kernels are; on sm_90 many pairs of an expert have a grouped GEMM (`mxfp4_gemm_sm90`), and
+everywhere few tokens kernels of their own (`mxfp4_gemv`).
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -22,8 +23,9 @@ from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.mixture_kernels import combine_pairs, early_tile
+from headrace_kernels.experts.mxfp4_gemm_sm90 import Mxfp4Tile, multiply_mxfp4_gemm
 from headrace_kernels.experts.routing import Choice, SortedPairs
-from headrace_kernels.experts.tile_table import most_tiles
+from headrace_kernels.experts.tile_table import most_tiles, tile_table
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, mxfp4_numbers
 
@@ -121,7 +123,7 @@ def _bits(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def multiply_many(
     x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
-    tiles: tuple[ManyTile, ManyTile], gating: Gating = SILU,
+    tiles: tuple[ManyTile | Mxfp4Tile, ManyTile | Mxfp4Tile], gating: Gating = SILU,
 ) -> None:  # fmt: skip
     """Computes many tokens, whose pairs are sorted by expert.
 
@@ -132,13 +134,22 @@ def multiply_many(
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
         out: [num_tokens, hidden], written.
-        tiles: Tile of the gate-up product, and of the down product.
+        tiles: Tile of the gate-up product, and of the down product, each of the kernel that runs.
         gating: What is between gate-up and down.
     """
     num_pairs = len(pairs.order)
     inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
-    _launch_many(x, choice, pairs, gate_up, inner, tiles[0], gating)
-    _launch_many(inner, choice, pairs, down, outputs, tiles[1], None)
+    # Both before the first product, which starts early behind what it needs.
+    sizes = {tile.block_m for tile in tiles if isinstance(tile, Mxfp4Tile)}
+    tables = {block_m: tile_table(pairs, block_m) for block_m in sizes}
+    for rows, weights, results, tile, own in (
+        (x, gate_up, inner, tiles[0], gating),
+        (inner, down, outputs, tiles[1], None),
+    ):
+        if isinstance(tile, Mxfp4Tile):
+            multiply_mxfp4_gemm(rows, choice, pairs, tables[tile.block_m], weights, results, tile, own)
+        else:
+            _launch_many(rows, choice, pairs, weights, results, tile, own)
     combine_pairs(outputs, choice, down, out)
 
 

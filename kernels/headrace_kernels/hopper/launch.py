@@ -50,9 +50,9 @@ def box_descriptor(view: Tensor, box: list[int], swizzled: bool = True) -> Tenso
         view: Tensor of up to five dimensions, of which the last is contiguous; the others' strides
             are multiples of 16 bytes.
         box: Sizes of a box. Its numbers lie in shared memory in the order of the dimensions.
-        swizzled: Rows of 128 bytes lie such that no read of a tile waits for a bank.
+        swizzled: Rows of 64 bytes, or of 128, lie such that no read of a tile waits for a bank.
     """
-    width = _WIDEST_SWIZZLE if swizzled else 0
+    width = min(_WIDEST_SWIZZLE, box[-1] * view.element_size()) if swizzled else 0
     layout = gl.NVMMASharedLayout(width, element_bitwidth=view.element_size() * 8, rank=view.ndim)
     return TensorDescriptor.from_tensor(view, box, layout)
 

@@ -125,16 +125,9 @@ class Case:
 
     def expected(self) -> Tensor:
         """The results in fp64, NaN where nobody writes."""
-        x, weight = self.activations(), self.weights.weight
+        x, numbers = self.activations(), self.weight_numbers()
         if isinstance(x, RoundedTokens):
             x = x.numbers.double() * self._scales_of_inputs(x.scales)
-        if isinstance(weight, QuantizedWeight):
-            # Scales of each output, [outputs, groups].
-            scales = weight.scales.repeat_interleave(128, 1).t() if weight.is_grouped else weight.scales[:, None]
-            numbers = weight.packed.double() * self._scales_of_inputs(scales)
-        else:
-            assert isinstance(weight, Tensor)
-            numbers = weight.double()
         starts, out = self.pairs.starts.tolist(), self.empty().double()
         for expert, own in enumerate(numbers.view(self.weights.num_experts, -1, self.num_inputs)):
             places = range(starts[expert], starts[expert + 1])
@@ -147,6 +140,16 @@ class Case:
             else:
                 out[pairs] = sums * self.choice.weights.flatten().double()[pairs, None]
         return out
+
+    def weight_numbers(self) -> Tensor:
+        """The weight in fp64, [outputs of all experts, inputs]."""
+        weight = self.weights.weight
+        if isinstance(weight, QuantizedWeight):
+            # Scales of each output, [outputs, groups].
+            scales = weight.scales.repeat_interleave(128, 1).t() if weight.is_grouped else weight.scales[:, None]
+            return weight.packed.double() * self._scales_of_inputs(scales)
+        assert isinstance(weight, Tensor)
+        return weight.double()
 
     def _scales_of_inputs(self, scales: Tensor) -> Tensor:
         """Scales of groups of inputs, or of all inputs, as those of each."""

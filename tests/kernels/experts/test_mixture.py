@@ -462,6 +462,7 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
 ) -> None:
     """Warm-up computes every power of two, so every class has one before the next begins."""
     monkeypatch.setattr(launch_rules, "takes_grouped_gemm", lambda *about: True)
+    monkeypatch.setattr(launch_rules, "takes_mxfp4_gemm", lambda *about: True)
     rules = (
         tile_rule,
         rounded_tile_rule,
