@@ -22,7 +22,7 @@ from headrace_kernels.attention import paged as attention
 from headrace_kernels.attention.decode import decode_attention
 from headrace_kernels.attention.merge import merged_at_once
 from headrace_kernels.attention.paged import paged_attention, rotate_write_attend
-from headrace_kernels.attention.quantized_kv import dequantized_blocks
+from headrace_kernels.attention.quantized_kv import dequantized_blocks, is_quantized
 from headrace_kernels.triton_runtime import INTERPRETED, compilation_count
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -61,7 +61,7 @@ def check(case: RawCase) -> None:
         case.raw, case.kv_cache, case.step, case.shape.scale, case.shape.window, case.case.sinks
     )
     torch.testing.assert_close(found[: expected.shape[0]].double(), expected, atol=TOLERANCE[case.shape.dtype], rtol=0)
-    if case.shape.dtype == torch.float32 and case.raw.key_norm is not None and case.shape.kv and not INTERPRETED:
+    if case.shape.dtype == torch.float32 and case.raw.key_norm is not None and not INTERPRETED:
         check_but_for_rounding(case.kv_cache, cache)
     else:
         torch.testing.assert_close(memory_of(case.kv_cache), memory_of(cache), atol=0, rtol=0, equal_nan=True)
@@ -74,9 +74,13 @@ def check_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Compares as `check` does, but for last bits of norms.
 
     A GPU sums the norms of fp32 heads in different orders: their last bits differ, and so does one
-    number in a million that lies between two of 8 bits.
+    number in a million that lies between two of 8 bits, which may be one of a small cache.
     """
-    assert (memory_of(found) != memory_of(expected)).double().mean() < 1e-5
+    if not is_quantized(found):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6, equal_nan=True)
+        return
+    are_others = memory_of(found) != memory_of(expected)
+    assert are_others.sum() <= 1 + 1e-5 * are_others.numel()
     blocks = torch.arange(len(found), device=found.device)
     ours, theirs = dequantized_blocks(found, blocks), dequantized_blocks(expected, blocks)
     torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=1 / 7, equal_nan=True)
