@@ -57,16 +57,16 @@ _PAIR_FLOP = 4 * 32 * 128 * 32
 # program per head.
 _TILE_TOKENS = 32
 _HEADS = 8
-# Query heads per key/value head; and keys per token from which the worker gathers contexts, leaving
-# a graph and outside of graphs.
+# Query heads per key/value head; and keys per token from which the worker gathers contexts outside
+# of graphs.
 _GROUP = 4
 # Tiles and shares that a captured step has room for, as many as it has tokens: never too few here.
 _MOST_ITEMS = 1 << 10
-_GATHER_FROM_KEYS = 8192
-_GATHER_EAGER_KEYS = 2048
+_GATHER_FROM_KEYS = 2048
 # P programs of the paged kernel, up to as many as run at a time, compute together at _PAGED_FLOPS *
 # P / (P + _PAGED_HALF). Measured: 64 programs 116 TFLOP/s (256 tokens after 8,000, each tile one
-# program's), 256 programs 313, 375 and 395 (64, 128 and 256 tokens after 100,000, shared).
+# program's), 256 programs 313, 375 and 395 (64, 128 and 256 tokens after 100,000, shared). That is
+# of threads that read blocks: the copy engine's kernel has 339, 558 and 650 there (2026-11-30).
 _PAGED_FLOPS = 1466e12
 _PAGED_HALF = 745
 # The gathered kernel: measured with 2,048 tiles, and with 128 (512 tokens after 100,000). Copying
@@ -172,9 +172,9 @@ class Device:
     def _mixed_ms(self, plan: StepPlan, chunks: list[tuple[int, int]], context_ms: float) -> float:
         counts, starts = np.array([count for _, count in chunks]), np.array([start for start, _ in chunks])
         padded = next((size for size in self._captured if size >= plan.num_tokens), 0)
-        gathers = gathering_pays(counts, starts + counts, _GROUP, _GATHER_FROM_KEYS if padded else _GATHER_EAGER_KEYS)
-        if padded and not gathers:
+        if padded:
             return linear_ms(padded) + context_ms + _attention_ms(chunks, gathered=False)
+        gathers = gathering_pays(counts, starts + counts, _GROUP, _GATHER_FROM_KEYS)
         launched_ms = _LAUNCH_MS if self._captured else 0.0
         return max(launched_ms, linear_ms(plan.num_tokens) + context_ms + _attention_ms(chunks, gathers))
 

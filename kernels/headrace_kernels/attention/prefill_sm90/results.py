@@ -29,26 +29,18 @@ def sums_of(columns):
 
 
 @gluon.jit
-def _rows(kv_head, tokens, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.constexpr):
-    """Token and head of each of this group's rows, [64], and whether it is one.
+def places_of_rows(kv_head, tokens, token_stride, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.constexpr):
+    """Places at which this group's rows begin, whose tokens are `token_stride` apart, int64 [64].
 
-    Row r is token r // group of the tile, head r % group of the group.
+    Row r is token r // group of the tile, head r % group of the group. Returns also whether each is
+    one.
     """
     first_token, num_tokens, _, tile_first = tokens
     row = HALF * 64 + gl.arange(0, 64, layout=LAYOUT)
     token = tile_first + row // SHAPE.group
     is_row = (row < SHAPE.tile_tokens * SHAPE.group) & (token < num_tokens)
-    return first_token + token, kv_head * SHAPE.group + row % SHAPE.group, is_row
-
-
-@gluon.jit
-def places_of_rows(kv_head, tokens, token_stride, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.constexpr):
-    """Places at which this group's rows begin, whose tokens are `token_stride` apart, int64 [64].
-
-    Returns also whether each is one.
-    """
-    token, head, is_row = _rows(kv_head, tokens, LAYOUT, SHAPE, HALF)
-    return token.to(gl.int64) * token_stride + head * SHAPE.head_dim, is_row
+    head = kv_head * SHAPE.group + row % SHAPE.group
+    return (first_token + token).to(gl.int64) * token_stride + head * SHAPE.head_dim, is_row
 
 
 @gluon.jit
