@@ -12,7 +12,7 @@ from tests.support.gluon_partitions import emulating_partitions
 
 from headrace_kernels import card
 from headrace_kernels.attention.gathered import gather_contexts
-from headrace_kernels.attention.prefill_sm90 import kernel
+from headrace_kernels.attention.prefill_sm90 import items, kernel
 from headrace_kernels.attention.prefill_sm90.launch import attend_blocks_sm90, attend_gathered_sm90
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.triton_runtime import INTERPRETED
@@ -75,6 +75,7 @@ def test_gathered_contexts_equal_fp64(
     check(case, attend_gathered(case, eager, monkeypatch))
 
 
+@pytest.mark.parametrize("long_keys", [1, 2048])
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     ("shape", "rows"),
@@ -85,9 +86,10 @@ def test_gathered_contexts_equal_fp64(
     ],
     ids=str,
 )
-def test_contexts_in_blocks_equal_fp64(
-    shape: Shape, rows: list[tuple[int, int]], eager: bool, monkeypatch: pytest.MonkeyPatch
+def test_contexts_in_blocks_equal_fp64_in_tiles_of_either_size(
+    shape: Shape, rows: list[tuple[int, int]], eager: bool, long_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(items, "_LONG_KEYS", long_keys)
     case = Case(shape, rows, "cpu", max_query_len=1, padding=1)
     check(case, attend_blocks(case, eager, monkeypatch))
 
