@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.attention_case import Case, Shape
+from tests.support.attention_case import Case, Shape, empty_cache
 from tests.support.gluon_partitions import emulating_partitions
 
 from headrace_kernels import card
 from headrace_kernels.attention.gathered import gather_contexts
 from headrace_kernels.attention.prefill_sm90 import items, kernel
-from headrace_kernels.attention.prefill_sm90.launch import attend_blocks_sm90, attend_gathered_sm90
+from headrace_kernels.attention.prefill_sm90.launch import attend_blocks_sm90, attend_gathered_sm90, takes_blocks_sm90
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.triton_runtime import INTERPRETED
 
@@ -121,3 +121,33 @@ def test_shares_of_a_context_equal_fp64_twice(
         check(case, attend_blocks(case, eager, monkeypatch))
     scratch = case.step.prefill.scratch
     assert scratch is not None and not scratch.done.any()
+
+
+def test_which_caches_are_read_from_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: True)
+
+    def takes(shape: Shape, tile_tokens: int | None = None, dtype: torch.dtype | None = None) -> bool:
+        return takes_blocks_sm90(shape.num_heads, dtype or shape.dtype, empty_cache(2, shape, "cpu"), tile_tokens)
+
+    llama = Shape(32, 8, 128, 16, None, torch.bfloat16)
+    assert takes(llama) and takes(llama, tile_tokens=32) and takes(Shape(28, 4, 64, 64, None, torch.float16))
+    assert not takes(llama, tile_tokens=16), "a layer with other tiles than the plan's cuts each into several"
+    assert not takes(llama, dtype=torch.float16) and not takes(Shape(32, 8, 128, 16))
+    assert not takes(Shape(8, 2, 80, 16, None, torch.bfloat16)) and not takes(
+        Shape(8, 2, 256, 16, None, torch.bfloat16)
+    )
+    assert not takes(Shape(8, 2, 128, 16, None, torch.bfloat16, kv="fp8"))
+    assert not takes(Shape(8, 2, 128, 128, None, torch.bfloat16)), "a block is longer than a short tile"
+    monkeypatch.setattr(card, "has_warpgroup_instructions", lambda device: False)
+    assert not takes(llama)
+
+
+def test_tiles_of_a_cache_may_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers with other heads than these may have their tiles in the same blocks."""
+    shape = Shape(4, 2, 64, 16, None, torch.bfloat16)
+    case = Case(shape, [(70, 40), (0, 20)], "cpu", max_query_len=1, padding=1)
+    near = case.kv_cache
+    apart = torch.full((*near.shape[:3], 40, 64), float("nan"), dtype=near.dtype)[:, :, :, :16]
+    apart.copy_(near)
+    case.kv_cache = apart
+    check(case, attend_blocks(case, False, monkeypatch))
