@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 
 # Query rows of a tile: two groups of four warps with 64 each, as many as an instruction has.
 ROWS = 128
-# Keys of a tile, and how many the longest context has from which on tiles are long. Short ones
+# Keys of a tile, and how many the first tile of rows sees where tiles are long. Short ones
 # compute less of what nobody sees, long ones are waited for less often: compiled for one of them
 # alone, 16 prompts of 512 tokens of Qwen3-30B-A3B take an H200 103 us a layer in short tiles and
 # 127 in long ones, one of 8,192 tokens 925 and 846 (docs/experiments.md, "chunks attend to blocks
@@ -74,7 +74,7 @@ class Shapes:
     long: Shape
     # None: all steps see many keys.
     short: Shape | None
-    # Keys that the longest context has, at least, for the tiles of many.
+    # Keys that the first tile of rows sees, at least, where tiles are long.
     long_keys: int
 
     @property
@@ -124,7 +124,11 @@ def item_of(columns, shares, turn, num_items, SHAPE: gl.constexpr):
 
 @gluon.jit
 def sees_many(columns, window, KEYS: gl.constexpr, SHAPE: gl.constexpr):
-    """Whether the first tile, which sees the most keys, sees as many as KEYS."""
+    """Whether the first tile of rows sees as many as KEYS.
+
+    Tiles are in the order of the keys that a program has of them, so that the first is of a long
+    context where long ones take the most time.
+    """
     tiles, _, query_start_loc, seq_lens = columns
     entry = gl.maximum(gl.load(tiles), 0)
     seq_len = gl.load(seq_lens + entry)
