@@ -1,13 +1,14 @@
 """Attention of long chunks of prompts over contexts that were gathered first.
 
-The products run at the GPU's rate, which addresses from a block table do not allow.
+The copy engine then brings a whole tile of keys at a time, where blocks of the cache are small
+copies, or need threads that find them.
 
 Two kernels. The first copies what the chunks see out of the paged cache into one piece per
 key/value head, each context at a multiple of 128 tokens and filled up with zeros; what is quantized
 is dequantized to the model's type on the way, and rounded to it. The second is
-`attention.prefill`'s with tiles of keys and values read by the copy engine through descriptors
-(sm_90 and later). Descriptors hold addresses and gathering costs memory and time, so this is for
-steps outside of graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
+`attention.prefill_sm90`'s, or `attention.prefill`'s with tiles of keys and values read by the copy
+engine through descriptors (sm_90 and later). Gathering costs memory and time, so this is for steps
+outside of graphs whose chunks are long enough (`attention.plan.plan_prefill` decides).
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
