@@ -170,7 +170,7 @@ def _grouped_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounde
         return None
     if average <= _LEAST_TILE:
         return GroupedTile(2 * _LEAST_TILE, 128, num_warps=4, slots=5, is_swapped=True)
-    if average <= _LARGEST_TILE // 2 or is_rounded and weights.layout().is_grouped:
+    if average < _LARGEST_TILE // 2 or is_rounded and weights.layout().is_grouped:
         return GroupedTile(64, 64 if gated else 128, num_warps=4, slots=4)
     if gated:
         return GroupedTile(128, 128, num_warps=8, slots=4)

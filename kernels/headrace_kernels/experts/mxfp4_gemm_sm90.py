@@ -100,24 +100,6 @@ def _biases(bias_ptr, here, SIZES: gl.constexpr, MMA: gl.constexpr):
 
 
 @gluon.jit
-def _clamped(gate, up, GATING: gl.constexpr):
-    """Clamped gating, by the card's own reciprocal.
-
-    The tensor cores wait for it, and a quotient takes half as many instructions again.
-    """
-    LIMIT: gl.constexpr = GATING.limit
-    # exp(-alpha x) = 2^(x SLOPE).
-    SLOPE: gl.constexpr = GATING.alpha * -1.4426950408889634
-    gate = gl.where(gate > LIMIT, LIMIT, gate)
-    up = gl.where(up > LIMIT, LIMIT, gl.where(up < -LIMIT, -LIMIT, up)) + 1.0
-    quotient = gl.inline_asm_elementwise(
-        "{ .reg .f32 t; ex2.approx.ftz.f32 t, $1; add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 $0, t; }", "=f,f",
-        [gate * SLOPE], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-    return up * gate * quotient
-
-
-@gluon.jit
 def _finish(sums, biases, out_ptr, here, pairs, factors, SIZES: gl.constexpr, GATING: gl.constexpr, MMA: gl.constexpr):
     """Stores what becomes of sums, [outputs, pairs] of each part."""
     _, first, end, first_n = here
@@ -129,10 +111,7 @@ def _finish(sums, biases, out_ptr, here, pairs, factors, SIZES: gl.constexpr, GA
         for part in gl.static_range(PARTS):
             totals = totals + (sums[part] + gl.expand_dims(biases[part].to(gl.float32), 1),)
     if SIZES.is_gated:
-        if GATING.is_clamped:
-            y = _clamped(totals[0], totals[1], GATING)
-        else:
-            y = gated_here(totals[0], totals[1], GATING)
+        y = gated_here(totals[0], totals[1], GATING)
         rows = place
     else:
         y = totals[0] * gl.expand_dims(gl.convert_layout(factors[0][0], gl.SliceLayout(0, MMA)), 0)

@@ -181,6 +181,8 @@ def assembly(source: str, operands: list[Any], kind: object) -> Tensor:
     if source.startswith("fma"):
         product, scales, total = operands
         return torch.as_tensor(total + product * scales)
+    if "ex2" in source:
+        return 1 / (1 + torch.exp2(torch.as_tensor(operands[0]).as_subclass(Tensor)))
     return launch_control(source, operands, kind)
 
 
