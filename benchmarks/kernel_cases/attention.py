@@ -39,6 +39,7 @@ from headrace_kernels.attention.plan import (
     prefill_tile_tokens,
     query_len_class,
 )
+from headrace_kernels.attention.prefill_sm90.launch import takes_blocks_sm90
 from headrace_kernels.attention.quantized_kv import KV_TYPES, SCALE_BYTES, quantize, scales_of, tile_bytes, view_of
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 32
@@ -71,6 +72,8 @@ def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | 
     order = torch.split(torch.randperm(int(num_blocks.sum())), num_blocks.tolist())
     for table, blocks in zip(tables, order, strict=True):
         table[: blocks.numel()] = blocks
+    kv_cache = randn(int(num_blocks.sum()), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    kv_cache = _quantized(kv_cache, kv) if kv else kv_cache
     step = PagedAttentionStep(
         query_start_loc=_column(np.concatenate(([0], np.cumsum(counts)))),
         seq_lens=_column(ends),
@@ -79,10 +82,9 @@ def layer(rows: Sequence[tuple[int, int]], gathers: bool = False, window: int | 
         slot_mapping=torch.full((int(counts.sum()),), -1, device="cuda"),
         block_size=BLOCK_SIZE,
         decode=_decode_work(counts, ends, window, kv),
-        prefill=_prefill_work(counts, ends, gathers, window),
+        prefill=_prefill_work(counts, ends, gathers, window, kv_cache),
     )
-    kv_cache = randn(int(num_blocks.sum()), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    return Layer(randn(int(counts.sum()), NUM_HEADS, HEAD_DIM), _quantized(kv_cache, kv) if kv else kv_cache, step)
+    return Layer(randn(int(counts.sum()), NUM_HEADS, HEAD_DIM), kv_cache, step)
 
 
 def _quantized(kv_cache: Tensor, kv: str) -> Tensor:
@@ -116,7 +118,7 @@ def _decode_work(
 
 
 def _prefill_work(
-    counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], gathers: bool, window: int | None
+    counts: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], gathers: bool, window: int | None, kv_cache: Tensor
 ) -> PrefillWork | None:
     scratch = None
     tile_tokens = prefill_tile_tokens(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
@@ -132,6 +134,7 @@ def _prefill_work(
         num_tiles_padded=None if gathers else int(counts.sum()),
         gather_capacity=scratch.capacity if scratch else 0,
         sliding_window=window,
+        persistent=takes_blocks_sm90(NUM_HEADS, torch.bfloat16, kv_cache),
     )
     if not (columns.tiles >= 0).any():
         return None

@@ -316,6 +316,7 @@ def plan_prefill(
     num_tiles_padded: int | None = None,
     gather_capacity: int = 0,
     sliding_window: int | None = None,
+    persistent: bool = False,
 ) -> PrefillColumns:
     """Cuts entries with more than `max_query_len` query tokens into tiles.
 
@@ -333,6 +334,7 @@ def plan_prefill(
         gather_capacity: Tokens that the scratch for gathered contexts holds; 0: there is none
             (graphs, cards before sm_90).
         sliding_window: The widest of the model's layers; None if any layer sees all.
+        persistent: Whether the kernel's programs take one tile after the other (`prefill_sm90`).
 
     Raises:
         ValueError: More tiles than there is room for.
@@ -347,7 +349,7 @@ def plan_prefill(
     if tiles.shape[0] > room:
         raise ValueError(f"num_tiles_padded is {room}, and there are {tiles.shape[0]} tiles")
     columns = np.full((room, 2), -1, np.int32), np.full((room, 3), -1, np.int32)
-    counts = np.ones_like(keys) if gather else share_out(keys, num_kv_heads, room)
+    counts = np.ones_like(keys) if gather else share_out(keys, num_kv_heads, room, persistent)
     _fill_shares(*columns, tiles, keys, counts)
     return PrefillColumns(*columns, gather)
 

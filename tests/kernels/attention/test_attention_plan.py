@@ -159,14 +159,20 @@ def test_any_prefill_is_covered_once_longest_first(
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(step=_STEP, num_kv_heads=strategies.sampled_from([1, 8]), spare=strategies.integers(0, 300))
+@hypothesis.given(
+    step=_STEP,
+    num_kv_heads=strategies.sampled_from([1, 8]),
+    spare=strategies.integers(0, 300),
+    persistent=strategies.booleans(),
+)
 def test_any_shares_of_a_tile_are_numbered_and_have_places_of_their_own(
-    step: list[tuple[int, int]], num_kv_heads: int, spare: int
+    step: list[tuple[int, int]], num_kv_heads: int, spare: int, persistent: bool
 ) -> None:
     query_lens = column(*(count for _, count in step))
     seq_lens = column(*(computed + count for computed, count in step))
     room = max_prefill_tiles(int(query_lens.sum()), len(step), 32) + spare
-    columns = plan_prefill(query_lens, seq_lens, 4 * num_kv_heads, num_kv_heads, 32, num_tiles_padded=room)
+    heads = (4 * num_kv_heads, num_kv_heads, 32)
+    columns = plan_prefill(query_lens, seq_lens, *heads, num_tiles_padded=room, persistent=persistent)
     used = columns.tiles[:, 0] >= 0
     assert (columns.shares[~used] == -1).all()
     places: list[int] = []
@@ -198,6 +204,30 @@ def test_any_shares_of_a_tile_are_numbered_and_have_places_of_their_own(
 )
 def test_tiles_are_shared_where_they_are_few(query_len: int, computed: int, room: int, shares: set[int]) -> None:
     columns = plan_prefill(column(query_len), column(computed + query_len), 32, 8, 32, num_tiles_padded=room)
+    assert set(columns.shares[columns.tiles[:, 0] >= 0, 1].tolist()) == shares
+
+
+@pytest.mark.parametrize(
+    ("query_len", "computed", "room", "shares"),
+    [
+        # As many as take one turn together.
+        (64, 100_000, 256, {8}),
+        (128, 100_000, 256, {4}),
+        (128, 100_000, 16, {4}),
+        (512, 2000, 512, {1}),
+        # Of 80 programs for tiles 52 would have nothing to do, of 240 for thirds of them 24.
+        (300, 100_000, 512, {3}),
+        # Two short turns take longer than a longer one in which some have nothing to do.
+        (300, 1000, 512, {1}),
+        (64, 1000, 256, {2}),
+        (64, 0, 256, {1}),
+    ],
+)
+def test_persistent_programs_have_tiles_shared_for_as_few_turns_as_pay(
+    query_len: int, computed: int, room: int, shares: set[int]
+) -> None:
+    lengths = column(query_len), column(computed + query_len)
+    columns = plan_prefill(*lengths, 32, 8, 32, num_tiles_padded=room, persistent=True)
     assert set(columns.shares[columns.tiles[:, 0] >= 0, 1].tolist()) == shares
 
 

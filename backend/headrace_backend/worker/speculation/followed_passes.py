@@ -56,6 +56,8 @@ class FollowedHeads(NamedTuple):
     # Query tokens of a prefill tile.
     tile_tokens: int
     scratch: ShareScratch
+    # Whether the prefill kernel's programs take one tile after the other.
+    persistent: bool = False
 
 
 Column = TypeVar("Column", Int32Column, torch.Tensor)
@@ -174,6 +176,7 @@ class FollowedPasses:
             self._heads.tile_tokens,
             max_query_len=0,
             num_tiles_padded=columns.tiles.size // 2,
+            persistent=self._heads.persistent,
         )
         columns.tiles[:], columns.shares[:] = work.tiles.reshape(-1), work.shares.reshape(-1)
         self._piece[: host.numel()].copy_(host, non_blocking=True)

@@ -277,6 +277,7 @@ def _fill_attention(
         max_query_len=shape.query_len,
         num_tiles_padded=shape.num_tiles,
         gather_capacity=gather_capacity,
+        persistent=sizes.copies_blocks,
     )
     columns.tiles[:] = prefill.tiles.reshape(-1)
     columns.shares[:] = prefill.shares.reshape(-1)

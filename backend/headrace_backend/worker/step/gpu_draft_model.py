@@ -117,7 +117,8 @@ class GpuDraftModel:
         self._deferred = deferred
         self._noted = None if deferred is None else NotedTokens(deferred, tables, kv_cache.shape[3])
         shares = (sizes.num_heads, [(num_kv_heads, head_dim)], model.dtype, self._device, sizes.tile_tokens)
-        heads = FollowedHeads(num_heads, num_kv_heads, sizes.tile_tokens, ShareScratch.allocate(*shares))
+        scratch_of_shares = ShareScratch.allocate(*shares)
+        heads = FollowedHeads(num_heads, num_kv_heads, sizes.tile_tokens, scratch_of_shares, sizes.copies_blocks)
         where = (tables.scratch_row, tables.group_tables[0], kv_cache.shape[3])
         self._share_scratch = heads.scratch
         self._followed = FollowedPasses(followed_sizes, heads, *where)
@@ -296,7 +297,13 @@ class GpuDraftModel:
             return None
         sizes = self._sizes
         heads = (sizes.num_heads, sizes.num_kv_heads, sizes.tile_tokens)
-        columns = plan_prefill(entries.counts, entries.seq_lens, *heads, max_query_len=self._query_len)
+        columns = plan_prefill(
+            entries.counts,
+            entries.seq_lens,
+            *heads,
+            max_query_len=self._query_len,
+            persistent=sizes.copies_blocks,
+        )
         tiles, shares = (copy_to_device(column, self._device) for column in (columns.tiles, columns.shares))
         # As in graphs, so that nothing else is compiled for what is launched outside of them.
         return PrefillWork(tiles, None, sizes.tile_tokens, shares, self._share_scratch)

@@ -28,6 +28,12 @@ def sums_of(columns):
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
+@gluon.constexpr_function
+def merged_lines():
+    """Sixteen bytes of a row of fp32 numbers in a thread, rows over four warps."""
+    return gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+
+
 @gluon.jit
 def places_of_rows(kv_head, tokens, token_stride, LAYOUT: gl.constexpr, SHAPE: gl.constexpr, HALF: gl.constexpr):
     """Places at which this group's rows begin, whose tokens are `token_stride` apart, int64 [64].
@@ -104,32 +110,60 @@ def store_share(
     counter = done + ((first + HALF) * SHAPE.num_kv_heads + kv_head)
     if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
         gl.store(counter, 0)
-        for begin in range(0, SHAPE.head_dim, 32):
-            _merge(partial, lse, output, kv_head, tokens, first, count, begin, SHAPE, HALF)
+        # Numbers of a row that are merged at a time, and shares whose numbers are asked for before
+        # the first of them is waited for: as many as registers hold.
+        DIMS: gl.constexpr = 64
+        AT_ONCE: gl.constexpr = 4
+        peak = _largest_sum(lse, kv_head, first, count, SHAPE, HALF, AT_ONCE)
+        for begin in range(0, SHAPE.head_dim, DIMS):
+            _merge(partial, lse, peak, output, kv_head, tokens, first, count, begin, SHAPE, HALF, DIMS, AT_ONCE)
+
+
+@gluon.jit
+def _sums_of(lse, kv_head, first, count, number, SHAPE: gl.constexpr, HALF: gl.constexpr):
+    """Logarithmic sums of a share, and where its rows begin, [64]; behind the last share that one."""
+    ROW: gl.constexpr = gl.SliceLayout(1, merged_lines())
+    place = first + gl.minimum(number, count - 1)
+    rows = (place * SHAPE.num_kv_heads + kv_head) * SHAPE.rows + HALF * 64 + gl.arange(0, 64, layout=ROW)
+    # From L2: other multiprocessors wrote them while this one's L1 may have been filled.
+    return gl.load(lse + rows, cache_modifier=".cg"), rows.to(gl.int64) * SHAPE.head_dim
+
+
+@gluon.jit
+def _largest_sum(lse, kv_head, first, count, SHAPE: gl.constexpr, HALF: gl.constexpr, AT_ONCE: gl.constexpr):
+    """The largest logarithmic sum of each row's shares, [64]."""
+    largest = gl.full([64], -1.0e30, gl.float32, layout=gl.SliceLayout(1, merged_lines()))
+    for number in range(0, count, AT_ONCE):
+        sums = ()
+        for each in gl.static_range(AT_ONCE):
+            sums = sums + (_sums_of(lse, kv_head, first, count, number + each, SHAPE, HALF)[0],)
+        for each in gl.static_range(AT_ONCE):
+            largest = gl.maximum(largest, sums[each])
+    return largest
 
 
 @gluon.jit
 def _merge(
-    partial, lse, output, kv_head, tokens, first, count, first_dim, SHAPE: gl.constexpr, HALF: gl.constexpr
+    partial, lse, largest, output, kv_head, tokens, first, count, first_dim,
+    SHAPE: gl.constexpr, HALF: gl.constexpr, DIMS: gl.constexpr, AT_ONCE: gl.constexpr,
 ):  # fmt: skip
-    """Merges 32 numbers of all shares from place `first` on, for registers, and stores them."""
-    DIMS: gl.constexpr = 32
-    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    """Merges DIMS numbers of all shares from place `first` on, AT_ONCE shares at a time."""
+    LINES: gl.constexpr = merged_lines()
     ROW: gl.constexpr = gl.SliceLayout(1, LINES)
-    stride = SHAPE.num_kv_heads * SHAPE.rows
-    places = (first * SHAPE.num_kv_heads + kv_head) * SHAPE.rows + HALF * 64 + gl.arange(0, 64, layout=ROW)
     dims = gl.expand_dims(first_dim + gl.arange(0, DIMS, layout=gl.SliceLayout(0, LINES)), 0)
-    largest = gl.full([64], -1.0e30, gl.float32, layout=ROW)
-    # From L2: other multiprocessors wrote them while this one's L1 may have been filled.
-    for number in range(0, count):
-        largest = gl.maximum(largest, gl.load(lse + (places + number * stride), cache_modifier=".cg"))
     total = gl.zeros([64], gl.float32, layout=ROW)
     acc = gl.zeros([64, DIMS], gl.float32, layout=LINES)
-    for number in range(0, count):
-        weight = gl.exp2(gl.load(lse + (places + number * stride), cache_modifier=".cg") - largest)
-        begins = gl.expand_dims((places + number * stride).to(gl.int64) * SHAPE.head_dim, 1)
-        total += weight
-        acc += gl.load(partial + (begins + dims), cache_modifier=".cg") * gl.expand_dims(weight, 1)
+    for number in range(0, count, AT_ONCE):
+        sums = ()
+        parts = ()
+        for each in gl.static_range(AT_ONCE):
+            log_sum, begins = _sums_of(lse, kv_head, first, count, number + each, SHAPE, HALF)
+            sums = sums + (log_sum,)
+            parts = parts + (gl.load(partial + (gl.expand_dims(begins, 1) + dims), cache_modifier=".cg"),)
+        for each in gl.static_range(AT_ONCE):
+            weight = gl.exp2(sums[each] - largest) * gl.where(number + each < count, 1.0, 0.0)
+            total += weight
+            acc += parts[each] * gl.expand_dims(weight, 1)
     begins, is_row = places_of_rows(kv_head, tokens, SHAPE.num_heads * SHAPE.head_dim, ROW, SHAPE, HALF)
     result = (acc / gl.expand_dims(total, 1)).to(output.dtype.element_ty)
     gl.store(output + (gl.expand_dims(begins, 1) + dims), result, mask=gl.expand_dims(is_row, 1))
