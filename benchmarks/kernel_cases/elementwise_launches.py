@@ -19,8 +19,8 @@ from headrace_kernels.attention import rope_kv
 
 # (rows, numbers of a row, warps)
 _NORMS = tuple((1, 4096, num_warps) for num_warps in (4, 8, 16))
-# (heads, planes, warps)
-_HEADS = ((2, 64, 1), (4, 64, 1), (8, 64, 2), (16, 64, 4), (16, 64, 8), (64, 64, 8))
+# (tokens, heads, planes, warps)
+_HEADS = ((1, 4, 64, 1), (1, 16, 64, 4), (2, 4, 64, 2), (4, 4, 64, 4), (4, 8, 64, 8), (8, 4, 64, 8))
 # (outputs, warps)
 _OUTPUTS = ((512, 2), (1024, 4), (1024, 2), (2048, 4), (2048, 8), (4096, 8))
 

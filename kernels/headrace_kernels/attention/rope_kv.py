@@ -7,9 +7,12 @@ Owns the fused kernel, and how another kernel rotates single heads to the same b
 (`rotated_heads`, for `attention.decode`). The operations themselves are `rms_norm`, `rope` and
 `kv_cache`, which say what is computed; on a CPU they run one after the other.
 
-Launch rule: heads of one token a program, as many as make 256 planes (4 heads of 128) with one warp
-up to 64 tokens, so that a single row reaches a dozen multiprocessors, and 1,024 planes (16 heads)
-with 4 warps beyond. A thread rotates 8 planes: two loads of 16 bytes. Not measured yet.
+Launch rule: a program has heads of one sort, queries, or keys with as many values, so that none of
+its threads does what only the other sort needs. It has 4 tokens, each a warp's, and of each a tile
+of as many heads as make 256 planes (4 heads of 128): a thread rotates 8 planes, two loads of 16
+bytes. Of 32 heads of 128 over 4 with norms, 8,192 tokens take an H200 44.9 us, 1,024 6.81, 256
+2.87, 64 1.36 and one 0.97; of 32 over 8 without norms 53.8, 7.63, 3.06, 1.37 and 0.91
+(docs/experiments.md, "rotation by sorts of heads").
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -34,6 +37,8 @@ from headrace_kernels.triton_runtime import uses_triton
 
 # Numbers of a thread, of one head: the order in which a norm's squares are added up depends on it.
 _THREAD_PLANES = 8
+# Tokens of a program, a warp each.
+_PROGRAM_TOKENS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,15 +105,51 @@ def _plane_offsets(offs, HALF: tl.constexpr, ROTARY_HALF: tl.constexpr, INTERLEA
 
 
 @triton.jit
-def _norm_weights(query_norm, key_norm, heads, offs, mask, NUM_HEADS: tl.constexpr):
-    """Each head's factors of its norm, [heads, planes]."""
-    is_query = (heads < NUM_HEADS)[:, None]
-    of_query = tl.load(query_norm + offs + heads[:, None] * 0, mask=mask & is_query, other=0.0)
-    of_key = tl.load(key_norm + offs + heads[:, None] * 0, mask=mask & ~is_query, other=0.0)
-    return tl.where(is_query, of_query, of_key)
+def _load_planes(place, offs_a, offs_b, mask):
+    """Both elements of planes, 0 where masked."""
+    return tl.load(place + offs_a, mask=mask, other=0.0), tl.load(place + offs_b, mask=mask, other=0.0)
 
 
-@triton.jit(do_not_specialize=["slot_mapping"])
+@triton.jit
+def _normed_and_rotated(raw, norm, cosine, sine, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
+    """Planes of heads, normed if NORMED, and rotated, in their type."""
+    dtype: tl.constexpr = raw[0].dtype
+    a, b = raw[0].to(tl.float32), raw[1].to(tl.float32)
+    if NORMED:
+        mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
+        a = scaled_by_rms(a, mean_square, norm[0], eps).to(dtype).to(tl.float32)
+        b = scaled_by_rms(b, mean_square, norm[1], eps).to(dtype).to(tl.float32)
+    return rotated(a, b, cosine, -sine).to(dtype), rotated(b, a, cosine, sine).to(dtype)
+
+
+@triton.jit
+def _store_in_cache(
+    planes, kv_cache, scales, slot, kv_heads, offs_a, offs_b, mask,
+    KIND: tl.constexpr, TILE_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    """Stores planes of keys or values at their tokens' slots; a slot is -1 where nothing is stored.
+
+    A block holds all heads' keys, then all heads' values, and `kv_heads` counts on from one to the
+    other.
+    """
+    mask = mask & (slot >= 0)[:, None]
+    tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_heads
+    target = kv_cache + (tile * TILE_STRIDE + slot % BLOCK_SIZE * (2 * HALF))[:, None]
+    if KIND == "":
+        tl.store(target + offs_a, planes[0].to(kv_cache.dtype.element_ty), mask=mask)
+        tl.store(target + offs_b, planes[1].to(kv_cache.dtype.element_ty), mask=mask)
+    else:
+        a, b = planes[0].to(tl.float32), planes[1].to(tl.float32)
+        amax = tl.max(tl.maximum(tl.abs(a), tl.abs(b)), 1)
+        scale = head_scale(amax, tl.sum(a * 0.0 + b * 0.0, 1), KIND)
+        tl.store(target + offs_a, bits_of(rounded(a, scale[:, None], KIND), KIND), mask=mask)
+        tl.store(target + offs_b, bits_of(rounded(b, scale[:, None], KIND), KIND), mask=mask)
+        of_scale = scales + tile * (TILE_STRIDE // 4) + BLOCK_SIZE * 2 * HALF // 4 + slot % BLOCK_SIZE
+        tl.store(of_scale, scale, mask=slot >= 0)
+
+
+@triton.jit(do_not_specialize=["slot_mapping", "num_tokens"])
 def _rope_and_write_kv_kernel(
     qkv,
     rotations,
@@ -119,6 +160,7 @@ def _rope_and_write_kv_kernel(
     kv_cache,
     scales,
     eps,
+    num_tokens,
     NORMED: tl.constexpr,
     KIND: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
@@ -129,73 +171,65 @@ def _rope_and_write_kv_kernel(
     HALF: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     PLANES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
         grid_behind_may_start()
-        grid_before_is_done()
-    # One token, HEADS of its heads: queries, then keys, then values. A head's two halves meet in
-    # planes (a, b).
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    # TOKENS tokens, and of each HEADS queries, or keys and as many values. A head's two halves meet
+    # in planes (a, b).
+    QUERY_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    tile = tl.program_id(1)
+    is_query = tile < QUERY_TILES
+    rows = tl.arange(0, TOKENS * HEADS)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + rows // HEADS
+    heads = rows % HEADS + (tile * HEADS if is_query else NUM_HEADS + (tile - QUERY_TILES) * HEADS)
+    is_head = (tokens < num_tokens) & (heads < (NUM_HEADS if is_query else NUM_HEADS + NUM_KV_HEADS))
     offs = tl.arange(0, PLANES)[None, :]
-    mask = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (offs < HALF)
     offs_a, offs_b = _plane_offsets(offs, HALF, ROTARY_HALF, INTERLEAVED)
-    place = qkv + token * TOKEN_STRIDE + heads[:, None] * (2 * HALF)
-    raw_a = tl.load(place + offs_a, mask=mask, other=0.0)
-    raw_b = tl.load(place + offs_b, mask=mask, other=0.0)
-    rotation = rotations + token * (3 * ROTARY_HALF) + offs + heads[:, None] * 0
-    mask_rotated = mask & (offs < ROTARY_HALF)
-    cosine = tl.load(rotation, mask=mask_rotated, other=1.0)
-    sine = tl.load(rotation + 2 * ROTARY_HALF, mask=mask_rotated, other=0.0)
-    slot = tl.load(slot_mapping + token)
-
-    a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
+    mask = is_head[:, None] & (offs < HALF)
+    norm = (0.0, 0.0)
     if NORMED:
-        dtype: tl.constexpr = qkv.dtype.element_ty
-        # Before the sum, which later loads would wait for.
-        weight_a = _norm_weights(query_norm, key_norm, heads, offs_a, mask, NUM_HEADS)
-        weight_b = _norm_weights(query_norm, key_norm, heads, offs_b, mask, NUM_HEADS)
-        mean_square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
-        a = scaled_by_rms(a, mean_square, weight_a, eps).to(dtype).to(tl.float32)
-        b = scaled_by_rms(b, mean_square, weight_b, eps).to(dtype).to(tl.float32)
-    rotated_a = rotated(a, b, cosine, -sine).to(qkv.dtype.element_ty)
-    rotated_b = rotated(b, a, cosine, sine).to(qkv.dtype.element_ty)
-
-    mask_query = mask & (heads < NUM_HEADS)[:, None]
-    target = query + token * (NUM_HEADS * 2 * HALF) + heads[:, None] * (2 * HALF)
-    tl.store(target + offs_a, rotated_a, mask=mask_query)
-    tl.store(target + offs_b, rotated_b, mask=mask_query)
-
-    # A block holds all heads' keys, then all heads' values, as they follow each other in the
-    # projection too. Values are stored as they are.
-    kv_heads = heads - NUM_HEADS
-    is_value = (kv_heads >= NUM_KV_HEADS)[:, None]
-    mask_kv = mask & (kv_heads >= 0)[:, None] & (slot >= 0)
-    start = kv_cache + slot // BLOCK_SIZE * (2 * NUM_KV_HEADS * TILE_STRIDE) + slot % BLOCK_SIZE * (2 * HALF)
-    target = start + kv_heads[:, None] * TILE_STRIDE
-    if KIND == "":
-        tl.store(target + offs_a, tl.where(is_value, raw_a, rotated_a).to(kv_cache.dtype.element_ty), mask=mask_kv)
-        tl.store(target + offs_b, tl.where(is_value, raw_b, rotated_b).to(kv_cache.dtype.element_ty), mask=mask_kv)
+        # Read while the kernel ahead still runs, which does not store them.
+        weight = (query_norm if is_query else key_norm) + rows[:, None] * 0
+        norm = _load_planes(weight, offs_a, offs_b, offs < HALF)
+    if EARLY:
+        grid_before_is_done()
+    # All is asked for before the branch. Behind it, the compiler has the rotation and values loaded
+    # after a norm's sum, which waits for the heads.
+    place = qkv + (tokens * TOKEN_STRIDE + heads * (2 * HALF))[:, None]
+    raw = _load_planes(place, offs_a, offs_b, mask)
+    of_cosine = rotations + tokens[:, None] * (3 * ROTARY_HALF) + offs
+    mask_rotated = mask & (offs < ROTARY_HALF)
+    cosine = tl.load(of_cosine, mask=mask_rotated, other=1.0)
+    sine = tl.load(of_cosine + 2 * ROTARY_HALF, mask=mask_rotated, other=0.0)
+    value = _load_planes(place + NUM_KV_HEADS * 2 * HALF, offs_a, offs_b, mask & ~is_query)
+    slot = tl.load(slot_mapping + tokens, mask=is_head, other=-1)
+    if is_query:
+        a, b = _normed_and_rotated(raw, norm, cosine, sine, eps, NORMED, HALF)
+        target = query + (tokens * (NUM_HEADS * 2 * HALF) + heads * (2 * HALF))[:, None]
+        tl.store(target + offs_a, a, mask=mask)
+        tl.store(target + offs_b, b, mask=mask)
     else:
-        kept_a = tl.where(is_value, raw_a, rotated_a).to(tl.float32)
-        kept_b = tl.where(is_value, raw_b, rotated_b).to(tl.float32)
-        amax = tl.max(tl.maximum(tl.abs(kept_a), tl.abs(kept_b)), 1)
-        scale = head_scale(amax, tl.sum(kept_a * 0.0 + kept_b * 0.0, 1), KIND)
-        tl.store(target + offs_a, bits_of(rounded(kept_a, scale[:, None], KIND), KIND), mask=mask_kv)
-        tl.store(target + offs_b, bits_of(rounded(kept_b, scale[:, None], KIND), KIND), mask=mask_kv)
-        tile = slot // BLOCK_SIZE * (2 * NUM_KV_HEADS) + kv_heads
-        of_scale = scales + tile * (TILE_STRIDE // 4) + BLOCK_SIZE * 2 * HALF // 4 + slot % BLOCK_SIZE
-        tl.store(of_scale, scale, mask=(kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS) & (slot >= 0))
+        key = _normed_and_rotated(raw, norm, cosine, sine, eps, NORMED, HALF)
+        kv_heads = heads - NUM_HEADS
+        _store_in_cache(
+            key, kv_cache, scales, slot, kv_heads, offs_a, offs_b, mask,
+            KIND, TILE_STRIDE, BLOCK_SIZE, NUM_KV_HEADS, HALF,
+        )  # fmt: skip
+        _store_in_cache(
+            value, kv_cache, scales, slot, kv_heads + NUM_KV_HEADS, offs_a, offs_b, mask,
+            KIND, TILE_STRIDE, BLOCK_SIZE, NUM_KV_HEADS, HALF,
+        )  # fmt: skip
 
 
-def launch_rule(num_tokens: int, half: int) -> tuple[int, int, int]:
-    """Heads of a program, planes of a head rounded up to a power of two, and warps."""
+def launch_rule(half: int) -> tuple[int, int, int, int]:
+    """Tokens of a program, heads of each, planes of a head as a power of two, and warps."""
     planes = triton.next_power_of_2(half)
-    heads = max(1, (256 if num_tokens <= 64 else 1024) // planes)
-    return heads, planes, max(1, heads * planes // (32 * _THREAD_PLANES))
+    heads = max(1, 32 * _THREAD_PLANES // planes)
+    return _PROGRAM_TOKENS, heads, planes, _PROGRAM_TOKENS * heads * planes // (32 * _THREAD_PLANES)
 
 
 @triton.jit
@@ -307,9 +341,10 @@ def _rope_and_write_kv_triton(
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return query
-    heads, planes, num_warps = launch_rule(num_tokens, half)
+    tokens, heads, planes, num_warps = launch_rule(half)
+    tiles = triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads)
     early = card.launches_early(qkv.device)
-    _rope_and_write_kv_kernel[(num_tokens, triton.cdiv(total_heads, heads))](
+    _rope_and_write_kv_kernel[(triton.cdiv(num_tokens, tokens), tiles)](
         qkv,
         rotations,
         query_norm,
@@ -319,6 +354,7 @@ def _rope_and_write_kv_triton(
         memory.numbers,
         memory.scales,
         eps,
+        num_tokens,
         query_norm is not None,
         memory.kind,
         total_heads * head_dim,
@@ -329,6 +365,7 @@ def _rope_and_write_kv_triton(
         half,
         rotations.shape[2],
         interleaved,
+        tokens,
         heads,
         planes,
         early,

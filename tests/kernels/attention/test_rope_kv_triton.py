@@ -131,13 +131,16 @@ def test_heads_are_rotated_and_stored(heads: Heads, dtype: torch.dtype, device: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("normed", [False, True])
-def test_many_tokens_take_other_tiles_with_the_same_results(normed: bool, device: str) -> None:
-    step = Step(Heads(2, 1, 16, normed), list(range(65)), Numbers(device, torch.float32), num_blocks=5)
+# One tile of each sort, and several of which the last are not whole, as the last program's tokens.
+@pytest.mark.parametrize(("query", "kv"), [(2, 1), (70, 40)])
+def test_a_token_is_rotated_the_same_alone_and_among_others(query: int, kv: int, normed: bool, device: str) -> None:
+    heads, slots = Heads(query, kv, 16, normed), list(range(10))
+    step = Step(heads, slots, Numbers(device, torch.float32))
     step.check()
     whole = step.run()
-    few = Step(Heads(2, 1, 16, normed), list(range(65)), Numbers(device, torch.float32), num_blocks=5)
-    few.qkv, few.rotations, few.slot_mapping = few.qkv[60:], few.rotations[60:], few.slot_mapping[60:]
-    assert torch.equal(few.run(), whole[60:])
+    few = Step(heads, slots, Numbers(device, torch.float32))
+    few.qkv, few.rotations, few.slot_mapping = few.qkv[9:], few.rotations[9:], few.slot_mapping[9:]
+    assert torch.equal(few.run(), whole[9:]) and torch.equal(few.kv_cache[0, :, :, 9], step.kv_cache[0, :, :, 9])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -187,7 +190,7 @@ MODEL_HEADS = (
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "tokens", "dtype"), any_two_meet(MODEL_HEADS, (1, 64, 65, 2048), DTYPES), ids=str)
+@pytest.mark.parametrize(("heads", "tokens", "dtype"), any_two_meet(MODEL_HEADS, (1, 4, 65, 2048), DTYPES), ids=str)
 def test_heads_of_models_are_rotated_and_stored(heads: Heads, tokens: int, dtype: torch.dtype) -> None:
     numbers = Numbers("cuda", dtype, seed=tokens)
     slots = torch.randperm(4096, generator=torch.Generator().manual_seed(tokens))[:tokens].tolist()
