@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import hypothesis
@@ -67,6 +68,36 @@ def test_end_of_a_prompt_is_not_left_to_a_step_of_its_own_if_it_nearly_fits() ->
     limits.begin(load, 1000)
     most = limits.chunk(0, 100_000)
     assert limits.chunk(0, most + 5) == most + 5
+
+
+def with_least_chunk_us(load: StepLoad, model: StepTimeModel = MODEL) -> float:
+    more = dataclasses.replace(load)
+    more.add_chunk(0, 64)
+    return model.predict_us(more)
+
+
+class OfAMixture(StepTimeModel):
+    """Steps with prompts take 3 ms more than decodes, however few their tokens are."""
+
+    __slots__ = ()
+
+    def predict_us(self, load: StepLoad) -> float:
+        return super().predict_us(load) + 3_000.0 * (load.num_prefill_tokens > 0)
+
+    def fitting_tokens(self, load: StepLoad, start: int, limit_us: float) -> int:
+        return super().fitting_tokens(load, start, limit_us - 3_000.0)
+
+
+def test_the_first_tokens_of_a_prompt_do_not_take_its_share_of_the_time() -> None:
+    load, model = decodes(250, 600), OfAMixture()
+    limits = TokenBudget(MAX_TOKENS, model)
+    limits.target_us = 13_000
+    alone_us = model.predict_us(load)
+    assert alone_us > 0.8 * 13_000 and with_least_chunk_us(load, model) - alone_us > 0.25 * alone_us
+    limits.begin(load, 3000)
+    load.add_chunk(0, limits.chunk(0, 3000))
+    assert load.num_prefill_tokens >= 128
+    assert model.predict_us(load) - with_least_chunk_us(decodes(250, 600), model) <= 0.25 * alone_us
 
 
 def test_prompt_advances_however_long_decodes_take() -> None:
@@ -252,7 +283,7 @@ def test_few_gaps_are_stretched_whoever_comes(steps: list[tuple[int, int]]) -> N
         load = decodes(num_decodes)
         limits.note_decodes(num_decodes)
         limits.begin(load, num_left)
-        ordinary_us = max(13_000, 1.25 * MODEL.predict_us(load))
+        ordinary_us = max(13_000, with_least_chunk_us(load) + 0.25 * MODEL.predict_us(load))
         load.add_chunk(0, limits.chunk(0, num_left))
         num_gaps, most = num_gaps + num_decodes, max(most, num_decodes)
         if num_decodes and MODEL.predict_us(load) > 1.1 * ordinary_us:
