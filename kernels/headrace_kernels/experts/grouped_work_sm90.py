@@ -272,8 +272,8 @@ def gated_here(gate, up, GATING: gl.constexpr):
         exponent = gate * SLOPE
     elif GATING.is_gelu:
         # 2 sqrt(2 / pi) before the bracket.
-        SLOPE: gl.constexpr = 1.5957691216057308 * NEGATED
-        exponent = SLOPE * (gate + 0.044715 * gate * gate * gate)
+        BRACKET: gl.constexpr = 1.5957691216057308 * NEGATED
+        exponent = BRACKET * (gate + 0.044715 * gate * gate * gate)
     else:
         exponent = gate * NEGATED
     sigmoid = gl.inline_asm_elementwise(

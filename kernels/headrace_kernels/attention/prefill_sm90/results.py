@@ -121,7 +121,7 @@ def store_share(
 
 @gluon.jit
 def _sums_of(lse, kv_head, first, count, number, SHAPE: gl.constexpr, HALF: gl.constexpr):
-    """Logarithmic sums of a share, and where its rows begin, [64]; behind the last share that one."""
+    """Logarithmic sums of a share, or of the last one, and where its rows begin, [64]."""
     ROW: gl.constexpr = gl.SliceLayout(1, merged_lines())
     place = first + gl.minimum(number, count - 1)
     rows = (place * SHAPE.num_kv_heads + kv_head) * SHAPE.rows + HALF * 64 + gl.arange(0, 64, layout=ROW)
