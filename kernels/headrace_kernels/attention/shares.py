@@ -50,7 +50,7 @@ def share_out(keys: _Int64Array, num_kv_heads: int, num_items: int, persistent: 
     more = _counts(keys, num_kv_heads, num_items, SHARED_PROGRAMS)
     if (more == counts).all():
         return counts
-    return min(counts, more, key=lambda counts: _longest_turns(keys, num_kv_heads, counts))
+    return min(counts, more, key=lambda each: _longest_turns(keys, num_kv_heads, each))
 
 
 def _counts(keys: _Int64Array, num_kv_heads: int, num_items: int, programs: int) -> _Int64Array:
