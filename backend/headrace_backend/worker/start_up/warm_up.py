@@ -212,9 +212,9 @@ def _taken(chunks: list[Chunk], pool: BlockPool, sampling: SamplingKind) -> Iter
 def _sizes(most: int) -> list[int]:
     """Sizes up to `most` at which launch rules change.
 
-    These are 1 to 9, every power of two, small ones with the size after, those that products of few
-    bits ask for, and the largest.
+    These are 1 to 9, every power of two and the size after, those that products of few bits ask
+    for, and the largest.
     """
     powers = [2**power for power in range(4, 21)]
-    sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers if power < _LARGE_CHUNK_TOKENS), most}
+    sizes = {*range(1, 10), *WARM_ROWS, *powers, *(power + 1 for power in powers), most}
     return sorted(size for size in sizes if size <= most)
