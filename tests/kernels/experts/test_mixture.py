@@ -460,7 +460,7 @@ def test_two_tokens_share_tiles(kind: QuantKind | None) -> None:
 def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Warm-up computes every power of two, so every class has one before the next begins."""
+    """Warm-up computes every power of two and one more, so every class has one of them."""
     monkeypatch.setattr(launch_rules, "takes_grouped_gemm", lambda *about: True)
     monkeypatch.setattr(launch_rules, "takes_mxfp4_gemm", lambda *about: True)
     rules = (
@@ -470,13 +470,14 @@ def test_few_classes_of_tiles_serve_all_steps_and_sizes_that_warm_up_runs_meet_e
         lambda pairs, weights, gated: pair_rule(pairs, weights, gated, True),
     )
     for rule, num_experts, per_token in (
-        *((rule, *sizes) for rule in rules for sizes in ((128, 8), (8, 2), (60, 4), (512, 10))),
+        *((rule, *sizes) for rule in rules for sizes in ((128, 8), (8, 2), (60, 4), (512, 10), (256, 8))),
         *((many_rule, *sizes) for sizes in ((32, 4), (128, 4))),
     ):
         weights = ExpertWeights(torch.empty(num_experts * 2, 16), num_experts)
         for gated in (True, False):
             classes = {count: rule(count * per_token, weights, gated) for count in range(1, 9000)}
-            met = {classes[count] for count in (*range(1, 10), *(2**power for power in range(4, 14)))}
+            powers = [2**power for power in range(4, 13)]
+            met = {classes[count] for count in (*range(1, 10), *powers, *(power + 1 for power in powers), 8192)}
             assert met == set(classes.values()) and len(met) <= 6
 
 
