@@ -59,8 +59,8 @@ _THROUGHPUT_UNTIL_US = 50_000.0
 # throughput has to go first.
 _PRESSURE_FROM_US = 100_000.0
 # However long decodes take, prompts get so much of their time behind what the shortest chunk adds
-# to them. Without that chunk, of which a mixture of experts makes a step with prompts and larger
-# tiles, nothing was left of it: the last 4,000 tokens of 256 prompts took 62 steps.
+# to them. Counted from the decodes alone, nothing was left where a prompt's first tokens are
+# expected to take long, as in a mixture of experts (docs/experiments.md, "prompts that drip").
 _LEAST_PREFILL_SHARE = 0.25
 # A chunk that does not finish its prompt is not shorter, and none is begun behind another with
 # less.
