@@ -117,10 +117,9 @@ class GpuDraftModel:
         self._deferred = deferred
         self._noted = None if deferred is None else NotedTokens(deferred, tables, kv_cache.shape[3])
         shares = (sizes.num_heads, [(num_kv_heads, head_dim)], model.dtype, self._device, sizes.tile_tokens)
-        scratch_of_shares = ShareScratch.allocate(*shares)
-        heads = FollowedHeads(num_heads, num_kv_heads, sizes.tile_tokens, scratch_of_shares, sizes.copies_blocks)
+        self._share_scratch = ShareScratch.allocate(*shares)
+        heads = FollowedHeads(num_heads, num_kv_heads, sizes.tile_tokens, self._share_scratch, sizes.copies_blocks)
         where = (tables.scratch_row, tables.group_tables[0], kv_cache.shape[3])
-        self._share_scratch = heads.scratch
         self._followed = FollowedPasses(followed_sizes, heads, *where)
 
     def begin(self, plan: StepPlan) -> None:
