@@ -163,7 +163,8 @@ def _grouped_rule(num_pairs: int, weights: ExpertWeights, gated: bool, is_rounde
 
     Those that took an H200 least for 256 to 8,192 tokens of Qwen3-30B-A3B, of 3 to 7
     (docs/experiments.md, "grouped GEMMs by the copy engine"). Of few inputs what is stored takes as
-    long as the products, and two programs of a multiprocessor do both at a time.
+    long as the products, and two programs of a multiprocessor do both at a time. With 64 pairs on
+    average half of the experts would need two tiles of 64 ("what bounds grouped GEMMs").
     """
     average = triton.cdiv(num_pairs, weights.total_experts)
     if average <= (_LARGEST_TILE // 4 if gated else _LEAST_TILE // 2):
