@@ -13,14 +13,22 @@ nanoseconds of CLOCK_MONOTONIC, which engine and worker share.
     step N+1                             plan, ring, launch|------- computed -----
 
 The margin is what it takes from the moment due to a launched forward pass (planning, timer, ring,
-the worker's own launching) plus what predictions err, each as large as all but one of the last 128
-steps needed. A step that the device had to wait for is a sample like any other, so a margin too
-small grows with the second such step; a single accident does not make everybody wait for a hundred
-steps.
+the worker's own launching), the lead, plus what predictions err, each as large as all but one of
+the last 128 steps needed. A step that the device had to wait for is a sample like any other, so a
+margin too small grows with the second such step; a single accident does not make everybody wait for
+a hundred steps.
 
-Decodes that take less than twice as long as launching one are short, and of these one more is
-planned ahead (`launching_binds`). Twice, because of several ranks the slowest one's launching
-counts, of which nothing is known here, and because the way through the rings comes on top.
+A step with prompts is planned and launched by twice as much work as one of decodes alone, so each
+kind has leads of its own. While no prompt waits, a plan is held back for as long as a step of
+decodes allows. A prompt that arrives between the two moments due is planned at once: the device
+waits for some of the difference, and the prompt would have waited for a step.
+
+Decodes that take less than twice as long as launching one usually does are short, and of these one
+more is planned ahead (`launching_binds`). Twice, because of several ranks the slowest one's
+launching counts, of which nothing is known here, and because the way through the rings comes on
+top. Usually, because a prompt that arrives meanwhile waits for one step more: with the longest
+launch but one of 128 steps in its place, decodes of 4 ms were short on hosts that launch in 0.8 ms
+(docs/experiments.md, "why first tokens took longer than simulated").
 
 Nothing is held back before enough is known, where little would be gained, and where launching is so
 slow that it has to be hidden behind the step before (a CPU, a GPU without graphs: `worker_ready`).
@@ -40,7 +48,7 @@ _REMEMBERED: Final = 128
 _EXCEEDED: Final = 1
 # With fewer nothing is held back.
 _ENOUGH: Final = 24
-# A step that takes less than so many leads is short.
+# A step that takes less than so many usual leads is short.
 _SHORT_STEP_LEADS: Final = 2
 # Holding a plan back for less gains less than a late step costs.
 _LEAST_HOLD_NS: Final = 1_000_000
@@ -70,6 +78,11 @@ class RecentLimit:
         It is 0 without samples.
         """
         return self._in_order[-1 - self._num_beyond] if self._in_order else 0.0
+
+    @property
+    def typical(self) -> float:
+        """The sample in the middle of the last ones; 0 without samples."""
+        return self._in_order[len(self._in_order) // 2] if self._in_order else 0.0
 
     @property
     def least(self) -> float:
@@ -105,14 +118,16 @@ class PlanTiming:
 
     __slots__ = (
         "_asked_at_ns",
+        "_denied_at_ns",
         "_device_free_ns",
         "_due_ns",
         "_errors",
+        "_has_prompts",
         "_held",
         "_holds",
         "_in_flight",
         "_launched_at_ns",
-        "_lead",
+        "_leads",
         "num_held",
         "num_late",
     )
@@ -132,16 +147,19 @@ class PlanTiming:
         """
         self._holds = holds
         self._in_flight: deque[_PlannedStep] = deque()
-        # From asking for a plan to its launched forward pass.
-        self._lead = RecentLimit()
+        # From asking for a plan to its launched forward pass, of steps without and with prompts.
+        self._leads = (RecentLimit(), RecentLimit())
         # What steps without and with prompts took less than predicted, as a share of the
         # prediction.
         self._errors = (RecentLimit(), RecentLimit())
         # Of the step settled last.
         self._device_free_ns = 0
         self._launched_at_ns = 0
-        # Set while a plan is held back.
-        self._due_ns: int | None = None
+        # Set while a plan is held back: when it is due without and with prompts. Whether any wait,
+        # and when it was last asked for too early; 0: it was not.
+        self._due_ns: tuple[int, int] | None = None
+        self._has_prompts = False
+        self._denied_at_ns = 0
         # Of the plan that is being made.
         self._asked_at_ns = 0
         self._held = False
@@ -149,12 +167,12 @@ class PlanTiming:
     @property
     def due_ns(self) -> int | None:
         """The time until which the next plan is held back; None if it is not."""
-        return self._due_ns
+        return None if self._due_ns is None else self._due_ns[self._has_prompts]
 
     @property
     def knows_due(self) -> bool:
         """Whether it can say when a plan is due, so that a plan may wait until then."""
-        return self._holds and self._lead.known
+        return self._holds and self._leads[False].known
 
     @property
     def launching_binds(self) -> bool:
@@ -165,7 +183,7 @@ class PlanTiming:
         """
         return self.knows_due and all(self._is_short(step) for step in self._in_flight)
 
-    def may_plan(self, now_ns: int, worthwhile: bool) -> bool:
+    def may_plan(self, now_ns: int, worthwhile: bool, has_prompts: bool = False) -> bool:
         """Whether the next step is to be planned now.
 
         `planned` follows if there is anything to plan.
@@ -174,15 +192,21 @@ class PlanTiming:
             now_ns: The time.
             worthwhile: Whether anybody who comes later could join a step that is planned later.
                 Asked once per step.
+            has_prompts: Whether prompts wait to be computed.
         """
-        if self._in_flight:
-            if self._due_ns is None and worthwhile:
-                self._due_ns = self._choose_due_ns(now_ns)
-            if self._due_ns is not None and now_ns < self._due_ns:
-                return False
-        self._held = self._due_ns is not None
-        self._asked_at_ns = now_ns if self._due_ns is None else min(now_ns, self._due_ns)
-        self._due_ns = None
+        self._has_prompts = has_prompts
+        if self._in_flight and self._due_ns is None and worthwhile:
+            self._due_ns = self._choose_due_ns(now_ns)
+        due_ns = self.due_ns
+        if self._in_flight and due_ns is not None and now_ns < due_ns:
+            self._denied_at_ns = now_ns
+            return False
+        self._held = self._denied_at_ns > 0
+        self._asked_at_ns = now_ns
+        # A timer may be late; but a plan that is due because a prompt has arrived was not before.
+        if due_ns is not None and due_ns > self._denied_at_ns:
+            self._asked_at_ns = min(now_ns, due_ns)
+        self._due_ns, self._denied_at_ns = None, 0
         return True
 
     def planned(self, predicted_us: float, mixed: bool, replayed: bool = True) -> None:
@@ -212,7 +236,7 @@ class PlanTiming:
 
     def _is_short(self, step: _PlannedStep) -> bool:
         is_known_decode = step.replayed and not step.mixed and step.duration_ns > 0
-        return is_known_decode and step.duration_ns < _SHORT_STEP_LEADS * self._lead.value
+        return is_known_decode and step.duration_ns < _SHORT_STEP_LEADS * self._leads[False].typical
 
     def _learn(self, step: _PlannedStep, launched_at_ns: int, finished_at_ns: int) -> None:
         began_ns = self._device_free_ns
@@ -222,7 +246,7 @@ class PlanTiming:
             # A worker that was still launching the step before says nothing of how long it takes to
             # launch one.
             if step.asked_at_ns >= self._launched_at_ns:
-                self._lead.add(launched_at_ns - step.asked_at_ns)
+                self._leads[step.mixed].add(launched_at_ns - step.asked_at_ns)
         # Where it is not known when the device began, it was busy until it did.
         if step.duration_ns > 0 and (step.replayed or step.asked_at_ns < self._device_free_ns):
             self._errors[step.mixed].add((began_ns + step.duration_ns - finished_at_ns) / step.duration_ns)
@@ -233,14 +257,18 @@ class PlanTiming:
         One that the device waits for is taken to be launched fast, or its successor would be late
         too.
         """
-        step.expected_end_ns = max(step.asked_at_ns + self._lead.least, self._device_free_ns) + step.duration_ns
+        least_ns = self._leads[step.mixed].least
+        step.expected_end_ns = max(step.asked_at_ns + least_ns, self._device_free_ns) + step.duration_ns
 
-    def _choose_due_ns(self, now_ns: int) -> int | None:
-        """Chooses when to plan the step after the one in flight; None means now."""
+    def _choose_due_ns(self, now_ns: int) -> tuple[int, int] | None:
+        """When to plan the step after the one in flight, without and with prompts; None: now."""
         step = self._in_flight[-1]
-        error = self._errors[step.mixed]
-        if not self._holds or step.expected_end_ns is None or not (self._lead.known and error.known):
+        error, (decode_lead, mixed_lead) = self._errors[step.mixed], self._leads
+        if not self._holds or step.expected_end_ns is None or not (decode_lead.known and error.known):
             return None
-        margin_ns = self._lead.value + max(0.0, error.value) * step.duration_ns
-        hold_ns = min(step.expected_end_ns - margin_ns - now_ns, _LONGEST_HOLD_NS)
-        return now_ns + int(hold_ns) if hold_ns >= _LEAST_HOLD_NS else None
+        known_end_ns = step.expected_end_ns - max(0.0, error.value) * step.duration_ns
+        hold_ns = min(known_end_ns - decode_lead.value - now_ns, _LONGEST_HOLD_NS)
+        if hold_ns < _LEAST_HOLD_NS:
+            return None
+        sooner_ns = max(0.0, mixed_lead.value - decode_lead.value) if mixed_lead.known else 0.0
+        return now_ns + int(hold_ns), now_ns + int(max(0.0, hold_ns - sooner_ns))

@@ -206,6 +206,11 @@ class Scheduler:
         """
         return self.batch.num_free_rows > 0 and not (self._budget.throughput and self.waiting)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether sequences have prompts left to compute, or wait for a row."""
+        return bool(self.waiting) or not all(sequence.decodes for sequence in self.batch.running)
+
     def schedule(self, builder: PlanBuilder, now_ns: int, in_flight: AbstractSequence[InFlightStep] = ()) -> bool:
         """Fills a step, while the steps in flight are being computed.
 
