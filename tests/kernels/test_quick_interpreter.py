@@ -49,6 +49,22 @@ def _table_kernel(x_ptr, y_ptr, out_ptr, count, X: tl.constexpr, Y: tl.constexpr
     tl.store(offs + 4 * X * Y, tl.maximum(x + count, y) + tl.zeros((X, Y), tl.float32) - (x - x), mask)
 
 
+@triton.jit
+def _sorting_kernel(x_ptr, sorted_ptr, bits_ptr, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Each row in order, its exclusive or, and that of all numbers."""
+    offs = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    x = tl.load(x_ptr + offs)
+    tl.store(sorted_ptr + offs, tl.sort(x))
+    tl.store(bits_ptr + tl.arange(0, ROWS)[:, None], tl.xor_sum(x, axis=1, keep_dims=True))
+    tl.store(bits_ptr + ROWS, tl.xor_sum(x))
+
+
+def _sorted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    found, bits = torch.full_like(x, -1), torch.full((len(x) + 1,), -1, dtype=x.dtype)
+    _sorting_kernel[(1,)](x, found, bits, *x.shape)
+    return found, bits
+
+
 def _launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     sums = torch.full((NUM_ROWS,), torch.nan)
     bits = torch.zeros(NUM_ROWS, WIDTH, dtype=torch.int32)
@@ -156,3 +172,13 @@ def test_a_kernel_that_failed_leaves_the_next_one_alone(monkeypatch: pytest.Monk
         broken.setattr(interpreter.interpreter_builder, "create_get_program_id", fail)
         _launch(x)
     torch.testing.assert_close(_launch(x)[0], torch.full((NUM_ROWS,), 3.0 * WIDTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_both_sort_and_combine_bits_in_the_same_way(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randint(-(1 << 30), 1 << 30, (4, 16), dtype=dtype)
+    quick = _sorted(x)
+    assert torch.equal(quick[0], x.sort(1).values)
+    _take_back(monkeypatch)
+    for found, plain in zip(quick, _sorted(x), strict=True):
+        assert torch.equal(found, plain)

@@ -2,9 +2,9 @@
 
 Most of its time goes into work that is repeated and whose result is known: the language is patched
 anew for every call of a device function, each tensor builds its shape and its types again, and each
-sum compares the shapes of two tensors of one type. What is replaced here are eleven of its
-functions by ones that remember; `REPLACED` names them. Triton's version is locked: another one may
-need another file.
+sum compares the shapes of two tensors of one type. What is replaced here are twelve of its
+functions, by ones that remember or that leave a whole array to NumPy; `REPLACED` names them.
+Triton's version is locked: another one may need another file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 # Each function that was replaced: its owner, its name and what it was.
 REPLACED: list[tuple[Any, str, Any]] = []
@@ -37,6 +39,7 @@ def install(interpreter: ModuleType) -> None:
     _replace(semantic, "binary_op_type_checking_impl", _checked_where_types_differ(core, semantic))
     _replace(semantic, "computation_type_impl", _remembered_computation_types(semantic))
     _replace(interpreter, "_patch_attr", _patching_without_filter(interpreter))
+    _replace(interpreter.ReduceOps, "apply_impl", _bits_reduced_at_once(interpreter))
     # Compared with 64 bits after every sum and product, and then forgotten: only `debug` would look
     # at what came out.
     builder = interpreter.interpreter_builder
@@ -215,3 +218,16 @@ def _patching_without_filter(interpreter: ModuleType) -> Callable[..., None]:
         scope.set_attr(owner, name, call)
 
     return patch
+
+
+def _bits_reduced_at_once(interpreter: ModuleType) -> Callable[[Any, Any], Any]:
+    """Exclusive ors, of which a sort has one for each of its steps, are not computed one by one."""
+    plain, xor = interpreter.ReduceOps.apply_impl, interpreter.tl.standard._xor_combine
+
+    def apply(self: Any, input: Any) -> Any:
+        if self.combine_fn is not xor:
+            return plain(self, input)
+        bits = np.bitwise_xor.reduce(input[0].handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(bits, input[0].dtype)
+
+    return apply

@@ -9,7 +9,19 @@ import torch
 from tests.support.model_builds import load_model
 
 from headrace_backend.models.causal_lm import CausalLM
+from headrace_kernels.attention import plan
+from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_model_folder import ModelFolder
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits contexts for a small card where the interpreter runs programs one after the other.
+
+    A launch of decode attention has as many as fill a card, most of them with nothing to do.
+    """
+    if INTERPRETED:
+        monkeypatch.setattr(plan, "TARGET_PROGRAMS", 32)
 
 
 @pytest.fixture(scope="session")
