@@ -29,8 +29,10 @@ from headrace_backend.worker.step.shape import (
     AttentionSizes,
     StepShape,
     captured_shapes,
+    few_row_sizes,
     smallest_holding,
     undominated,
+    widest,
 )
 from headrace_kernels.attention.plan import QUERY_LEN_CLASSES
 from headrace_kernels.triton_runtime import INTERPRETED, forced
@@ -48,12 +50,16 @@ def replay_ms(num_tokens: int) -> float:
 @given(st.data())
 def test_what_is_dropped_is_held_by_something_kept_that_takes_no_longer(data: st.DataObject) -> None:
     shapes = captured_shapes(BATCHES, MIXED, 512, SIZES)
-    timed = data.draw(st.sets(st.sampled_from(shapes)))
+    timed = data.draw(st.sets(st.sampled_from(widest(shapes))))
     times = {shape: data.draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])) for shape in shapes if shape in timed}
     kept = undominated(shapes, times)
     assert kept == [shape for shape in shapes if shape in kept]
-    assert set(kept) >= set(shapes) - timed
-    for shape in set(shapes) - set(kept):
+    # Those for few rows are there or not as those of as many tokens for all rows are.
+    wide = {shape.num_tokens: shape for shape in widest(shapes) if shape.num_tiles}
+    few = set(shapes) - set(widest(shapes))
+    assert all((shape in kept) == (wide[shape.num_tokens] in kept) for shape in few)
+    assert set(kept) >= set(shapes) - timed - few
+    for shape in set(widest(shapes)) - set(kept):
         assert any(
             o.holds(shape) and o.num_tokens > shape.num_tokens and times[o] <= times[shape] for o in timed & set(kept)
         )
@@ -79,6 +85,25 @@ def test_a_full_step_makes_no_other_shape_useless_and_is_never_so() -> None:
     assert undominated(shapes, {shape: 1.0 if shape.fewest_tokens else 2.0 for shape in shapes})[-1] == shapes[-1]
     mixed = {shape: float(shape.num_tokens) for shape in shapes[:-1] if shape.num_tiles}
     assert set(mixed) <= set(undominated(shapes, {**mixed, shapes[-1]: 0.5}))
+
+
+@given(st.integers(1, 768), st.integers(1, 512), st.integers(64, 512))
+def test_steps_of_few_rows_draw_no_more_than_few(num_tokens: int, num_rows: int, max_rows: int) -> None:
+    num_rows = min(num_rows, num_tokens, max_rows)
+    needed = StepShape.mixed(num_tokens, num_rows, SIZES)
+    shapes = captured_shapes((), MIXED, max_rows, SIZES)
+    held = smallest_holding(shapes, needed)
+    assert held is not None and held.holds(needed)
+    # Padded to as many tokens as with shapes for all rows alone.
+    assert held.num_tokens == smallest_holding(widest(shapes), needed).num_tokens  # type: ignore[union-attr]
+    if num_rows <= 128:
+        assert held.num_samples < 256 and held.num_entries == held.num_samples
+    assert len(shapes) == len(MIXED) + len(few_row_sizes(MIXED, max_rows))
+    assert few_row_sizes(MIXED, max_rows) == ([256, 384, 448, 512, 768] if max_rows >= 256 else [])
+
+
+def test_few_rows_have_no_shape_of_their_own_in_long_steps() -> None:
+    assert few_row_sizes((128, 256, 768, 896, 7936), 512) == [256, 768]
 
 
 def test_a_decode_is_not_given_up_for_a_mixed_shape() -> None:
@@ -200,14 +225,17 @@ def test_a_runner_replays_the_next_larger_shape_that_pays() -> None:
         assert runner.captured_mixed_sizes == (64, 128, 256, 384, 512, 768)
         kept = [shape for _, shape in graphs.keys]
         assert sorted({shape.num_tokens for shape in kept if not shape.num_tiles}) == [1, 64, 128, 256, 512]
-        assert runner.num_captured == 2 * (len(BATCHES) + len(MIXED)), "late work is what is captured after these"
+        few = [shape for shape in kept if shape.num_tiles and shape.num_entries < min(shape.num_tokens, 512)]
+        assert sorted({shape.num_tokens for shape in few}) == [256, 384, 512, 768]
+        num_mixed = len(MIXED) + len(few_row_sizes(MIXED, 512))
+        assert runner.num_captured == 2 * (len(BATCHES) + num_mixed), "late work is what is captured after these"
         # Short ones are not timed.
         timed = graphs.replayed[::2]
         assert sorted(shape.num_tokens for shape in timed if shape.num_tiles) == sorted(2 * [256, 384, 448, 512, 768])
         assert sorted(shape.num_tokens for shape in timed if not shape.num_tiles) == sorted(2 * [224, 256, 448, 512])
         tables = {0: list(range(30))}
         runner.forward(step([Entry(0, 0, [5] * 430, (0,))], [admission(0)], tables))
-    assert graphs.replayed[-1].num_tokens == 512
+    assert (graphs.replayed[-1].num_tokens, graphs.replayed[-1].num_samples) == (512, 128)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")

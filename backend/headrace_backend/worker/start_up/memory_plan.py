@@ -30,7 +30,7 @@ from headrace_backend.worker.speculation.deferred_steps import noted_bytes
 from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.step.shape import drafted_totals
+from headrace_backend.worker.step.shape import drafted_totals, few_row_sizes
 from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN
 from headrace_model_folder import ModelDescription
 from headrace_model_folder.description import Attention, Layer
@@ -269,7 +269,7 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
     batches = sizes.batch_graphs
     if not batches:
         return 0
-    captured = (*batches, *sizes.mixed_graphs)
+    captured = (*batches, *sizes.mixed_graphs, *few_row_sizes(sizes.mixed_graphs, sizes.max_num_seqs))
     if sizes.num_drafts:
         drafted = [
             total for total in drafted_totals(batches, sizes.tokens_per_row) if total <= sizes.max_num_batched_tokens

@@ -42,7 +42,7 @@ from headrace_backend.worker.step.graphs import StepGraphs
 from headrace_backend.worker.step.kv_caches import copy_planned_blocks
 from headrace_backend.worker.step.row_states import block_caches, copy_planned_states, one_of_each
 from headrace_backend.worker.step.runner import NOTHING_LAUNCHED, CausalModel, Launched, split_hidden, zero_tokens
-from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated
+from headrace_backend.worker.step.shape import AttentionSizes, StepShape, smallest_holding, undominated, widest
 from headrace_kernels.finite_rows import finite_rows
 from headrace_kernels.speculation.acceptance import Accepted, Drawn, accept_drafts
 from headrace_kernels.step_inputs import store_last_tokens
@@ -149,7 +149,8 @@ class GpuRunner:
     @property
     def captured_mixed_sizes(self) -> tuple[int, ...]:
         """Tokens of the shapes that steps with prompts are padded to, ascending."""
-        return tuple(shape.num_tokens for shape in self._shapes if shape.num_tiles and not shape.fewest_tokens)
+        mixed = (shape for shape in widest(self._shapes) if shape.num_tiles)
+        return tuple(shape.num_tokens for shape in mixed if not shape.fewest_tokens)
 
     @property
     def drafted_graphs(self) -> tuple[tuple[int, float], ...]:
@@ -351,7 +352,8 @@ class GpuRunner:
 
     def _keep_undominated(self, graphs: StepGraphs) -> None:
         # Nothing shorter is padded to a full step, so that none competes with it.
-        large = [shape for shape in self._shapes if shape.num_tokens >= _TIMED_FROM_TOKENS and not shape.fewest_tokens]
+        wide = [shape for shape in widest(self._shapes) if not shape.fewest_tokens]
+        large = [shape for shape in wide if shape.num_tokens >= _TIMED_FROM_TOKENS]
         # How many drafts pay depends on what each of these takes.
         drafted = [shape for shape in self._shapes if shape.is_drafted]
         launches = {shape: functools.partial(self._replay_full, shape) for shape in (*large, *drafted)}

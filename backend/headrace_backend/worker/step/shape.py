@@ -51,6 +51,11 @@ _DRAFTED_TOTALS = (*range(16, 257, 16), 320, 384, 512, 640, 768, 1024)
 _MOST_DRAFTED_TOKENS, _MOST_LONGEST_TOKENS = 1024, 512
 # Of a full step that is captured at most one token in so many is padding.
 _FULL_PADDING = 32
+# Rows of the second graph of a mixed step, which most steps have fewer than. A graph of all rows
+# draws a token for each, and computes the last layer for each, whoever is there: 512 rows take an
+# 8B model about a millisecond more than 128 (reckoned), of the 12.6 of a step of 512 tokens. In
+# steps longer than these that is little.
+_FEW_ROWS, _MOST_TOKENS_OF_FEW_ROWS = 128, 768
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -325,17 +330,41 @@ def captured_shapes(
             for query_len in sizes.drafted_query_lens(total):
                 if query_len <= MAX_DECODE_QUERY_LEN or total <= _MOST_LONGEST_TOKENS:
                     decode.append(StepShape.drafted(total, max_num_seqs, sizes, query_len))
-    mixed = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
+    mixed_sizes = list(mixed_sizes)
+    few = few_row_sizes(mixed_sizes, max_num_seqs)
+    mixed = [StepShape.mixed(size, _FEW_ROWS, sizes, first_piece(size)) for size in few]
+    mixed += [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
     for size in full_sizes:
         full = StepShape.mixed(size, max_num_seqs, sizes, first_piece(size))
         mixed.append(dataclasses.replace(full, fewest_tokens=size - size // _FULL_PADDING))
     return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
 
+def few_row_sizes(mixed_sizes: Iterable[int], max_num_seqs: int) -> list[int]:
+    """Tokens of the mixed steps that have a second shape, for few of the `max_num_seqs` rows.
+
+    Those are the ones of which all rows are at least twice as many.
+    """
+    return [
+        size for size in mixed_sizes if 2 * _FEW_ROWS <= min(size, max_num_seqs) and size <= _MOST_TOKENS_OF_FEW_ROWS
+    ]
+
+
+def widest(shapes: Sequence[StepShape]) -> list[StepShape]:
+    """The shapes without those for few rows: of each number of tokens the one that holds most."""
+
+    def is_held(shape: StepShape) -> bool:
+        alike = (other for other in shapes if other.num_tokens == shape.num_tokens and other.num_tiles)
+        return any(other.holds(shape) for other in alike if other != shape)
+
+    return [shape for shape in shapes if not shape.num_tiles or not is_held(shape)]
+
+
 def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]) -> list[StepShape]:
     """The shapes that a step should be padded to, in their order.
 
-    Shapes that take no less time than a larger one of their kind are left out.
+    Shapes that take no less time than a larger one of their kind are left out, with those for few
+    rows of as many tokens, which are not measured.
 
     Products are not always slower for more rows (cuBLAS takes 13.1 ms for those of 448 tokens of an
     8B model on an H200, and 9.7 for 512), so a step may be done sooner if it is padded further.
@@ -355,4 +384,8 @@ def undominated(shapes: Sequence[StepShape], times_ms: Mapping[StepShape, float]
         )
         return all(times_ms[other] > times_ms[shape] for other in larger if other.holds(shape))
 
-    return [shape for shape in shapes if shape not in times_ms or pays(shape)]
+    def dropped_with(shape: StepShape) -> bool:
+        return any(other.num_tokens == shape.num_tokens and other.holds(shape) for other in dropped if other.num_tiles)
+
+    dropped = [shape for shape in times_ms if not pays(shape)]
+    return [shape for shape in shapes if shape not in dropped and not (shape.num_tiles and dropped_with(shape))]
