@@ -29,7 +29,7 @@ from headrace_backend.worker.step.shape import (
     AttentionSizes,
     StepShape,
     captured_shapes,
-    few_row_sizes,
+    has_few_rows,
     smallest_holding,
     undominated,
     widest,
@@ -73,11 +73,11 @@ def test_a_full_step_holds_what_nearly_fills_it_and_nothing_shorter(num_tokens: 
     needed = StepShape.mixed(num_tokens, min(num_rows, num_tokens), SIZES)
     shapes = captured_shapes(BATCHES, MIXED, 512, SIZES, full_sizes=[8192])
     held = smallest_holding(shapes, needed)
-    assert captured_shapes(BATCHES, MIXED, 512, SIZES) == shapes[:-1] and shapes[-1].num_tokens == 8192
+    assert captured_shapes(BATCHES, MIXED, 512, SIZES) == shapes[:-2] and shapes[-1].num_tokens == 8192
     if num_tokens >= 8192 - 256:
-        assert held == shapes[-1]
+        assert held in shapes[-2:]
     else:
-        assert held == smallest_holding(shapes[:-1], needed)
+        assert held == smallest_holding(shapes[:-2], needed)
 
 
 def test_a_full_step_makes_no_other_shape_useless_and_is_never_so() -> None:
@@ -98,12 +98,19 @@ def test_steps_of_few_rows_draw_no_more_than_few(num_tokens: int, num_rows: int,
     assert held.num_tokens == smallest_holding(widest(shapes), needed).num_tokens  # type: ignore[union-attr]
     if num_rows <= 128:
         assert held.num_samples < 256 and held.num_entries == held.num_samples
-    assert len(shapes) == len(MIXED) + len(few_row_sizes(MIXED, max_rows))
-    assert few_row_sizes(MIXED, max_rows) == ([256, 384, 448, 512, 768] if max_rows >= 256 else [])
+    few = [size for size in MIXED if has_few_rows(size, max_rows)]
+    assert few == ([256, 384, 448, 512, 768] if max_rows >= 256 else [])
+    assert len(shapes) == len(MIXED) + len(few)
 
 
-def test_few_rows_have_no_shape_of_their_own_in_long_steps() -> None:
-    assert few_row_sizes((128, 256, 768, 896, 7936), 512) == [256, 768]
+def test_of_long_steps_full_ones_alone_have_shapes_for_few_rows() -> None:
+    shapes = captured_shapes((), (768, 896, 7936), 512, SIZES, full_sizes=[8192])
+    few = [(shape.num_tokens, shape.num_samples) for shape in shapes if shape.num_entries < 512]
+    assert few == [(768, 128), (8192, 128)]
+    full = [shape for shape in shapes if shape.num_tokens == 8192]
+    assert [shape.fewest_tokens for shape in full] == [7936, 7936]
+    assert smallest_holding(shapes, StepShape.mixed(8000, 100, SIZES)) == full[0]
+    assert smallest_holding(shapes, StepShape.mixed(8000, 200, SIZES)) == full[1]
 
 
 def test_a_decode_is_not_given_up_for_a_mixed_shape() -> None:
@@ -227,7 +234,7 @@ def test_a_runner_replays_the_next_larger_shape_that_pays() -> None:
         assert sorted({shape.num_tokens for shape in kept if not shape.num_tiles}) == [1, 64, 128, 256, 512]
         few = [shape for shape in kept if shape.num_tiles and shape.num_entries < min(shape.num_tokens, 512)]
         assert sorted({shape.num_tokens for shape in few}) == [256, 384, 512, 768]
-        num_mixed = len(MIXED) + len(few_row_sizes(MIXED, 512))
+        num_mixed = len(MIXED) + sum(has_few_rows(size, 512) for size in MIXED)
         assert runner.num_captured == 2 * (len(BATCHES) + num_mixed), "late work is what is captured after these"
         # Short ones are not timed.
         timed = graphs.replayed[::2]

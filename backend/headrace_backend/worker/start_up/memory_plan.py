@@ -30,7 +30,7 @@ from headrace_backend.worker.speculation.deferred_steps import noted_bytes
 from headrace_backend.worker.speculation.suffix_drafter import memory_bytes
 from headrace_backend.worker.start_up.profile_step import Profile
 from headrace_backend.worker.start_up.sizes import WorkerSizes
-from headrace_backend.worker.step.shape import drafted_totals, few_row_sizes
+from headrace_backend.worker.step.shape import drafted_totals, has_few_rows
 from headrace_kernels.attention.plan import MAX_DECODE_QUERY_LEN
 from headrace_model_folder import ModelDescription
 from headrace_model_folder.description import Attention, Layer
@@ -269,7 +269,8 @@ def _graphs_estimate(sizes: WorkerSizes, bytes_per_token: int) -> int:
     batches = sizes.batch_graphs
     if not batches:
         return 0
-    captured = (*batches, *sizes.mixed_graphs, *few_row_sizes(sizes.mixed_graphs, sizes.max_num_seqs))
+    few = [size for size in sizes.mixed_graphs if has_few_rows(size, sizes.max_num_seqs)]
+    captured = (*batches, *sizes.mixed_graphs, *few)
     if sizes.num_drafts:
         drafted = [
             total for total in drafted_totals(batches, sizes.tokens_per_row) if total <= sizes.max_num_batched_tokens
@@ -288,8 +289,10 @@ def with_long_graphs(memory: ModelMemory, sizes: WorkerSizes, long_sizes: Sequen
     if not long_sizes:
         return memory
     longer = long_sizes[-1] - max(sizes.batch_graphs + sizes.mixed_graphs)
+    full = set(long_sizes).difference(sizes.long_graphs)
+    num_shapes = len(long_sizes) + sum(has_few_rows(size, sizes.max_num_seqs, is_full=True) for size in full)
     return dataclasses.replace(
-        memory, graphs=memory.graphs + max(longer, 0) * memory.graph_token + len(long_sizes) * _SHAPE_BYTES
+        memory, graphs=memory.graphs + max(longer, 0) * memory.graph_token + num_shapes * _SHAPE_BYTES
     )
 
 

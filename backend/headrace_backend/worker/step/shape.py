@@ -53,8 +53,7 @@ _MOST_DRAFTED_TOKENS, _MOST_LONGEST_TOKENS = 1024, 512
 _FULL_PADDING = 32
 # Rows of the second graph of a mixed step, which most steps have fewer than. A graph of all rows
 # draws a token for each, and computes the last layer for each, whoever is there: with 512 rows 512
-# tokens of an 8B model take an H200 12.7 ms, and with 128 12.1 (2026-11-30). In steps longer than
-# these that is little.
+# tokens of an 8B model take an H200 12.7 ms, and with 128 12.1 (2026-11-30).
 _FEW_ROWS, _MOST_TOKENS_OF_FEW_ROWS = 128, 768
 
 
@@ -311,7 +310,7 @@ def captured_shapes(
 
     A worker that drafts has decode steps with drafts besides, of as many tokens, of as many rows
     whose drafts are all there, and of numbers of tokens between them. The mixed steps are those
-    too short to hide the launches of their kernels.
+    too short to hide the launches of their kernels, some of them twice (`has_few_rows`).
 
     Args:
         batch_sizes: Rows of decode steps.
@@ -330,24 +329,25 @@ def captured_shapes(
             for query_len in sizes.drafted_query_lens(total):
                 if query_len <= MAX_DECODE_QUERY_LEN or total <= _MOST_LONGEST_TOKENS:
                     decode.append(StepShape.drafted(total, max_num_seqs, sizes, query_len))
-    mixed_sizes = list(mixed_sizes)
-    few = few_row_sizes(mixed_sizes, max_num_seqs)
-    mixed = [StepShape.mixed(size, _FEW_ROWS, sizes, first_piece(size)) for size in few]
-    mixed += [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size)) for size in mixed_sizes]
-    for size in full_sizes:
-        full = StepShape.mixed(size, max_num_seqs, sizes, first_piece(size))
-        mixed.append(dataclasses.replace(full, fewest_tokens=size - size // _FULL_PADDING))
-    return sorted(decode + mixed, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
+
+    def mixed(size: int, fewest_tokens: int = 0) -> list[StepShape]:
+        made = [StepShape.mixed(size, max_num_seqs, sizes, first_piece(size))]
+        if has_few_rows(size, max_num_seqs, is_full=fewest_tokens > 0):
+            made.insert(0, StepShape.mixed(size, _FEW_ROWS, sizes, first_piece(size)))
+        return [dataclasses.replace(shape, fewest_tokens=fewest_tokens) for shape in made]
+
+    shapes = decode + [shape for size in mixed_sizes for shape in mixed(size)]
+    shapes += [shape for size in full_sizes for shape in mixed(size, size - size // _FULL_PADDING)]
+    return sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_tiles))
 
 
-def few_row_sizes(mixed_sizes: Iterable[int], max_num_seqs: int) -> list[int]:
-    """Tokens of the mixed steps that have a second shape, for few of the `max_num_seqs` rows.
+def has_few_rows(num_tokens: int, max_num_seqs: int, is_full: bool = False) -> bool:
+    """Whether a captured mixed step has a second shape, for few of the `max_num_seqs` rows.
 
-    Those are the ones of which all rows are at least twice as many.
+    It has one if all rows are at least twice as many. Of long steps only full ones do, as others
+    would be many.
     """
-    return [
-        size for size in mixed_sizes if 2 * _FEW_ROWS <= min(size, max_num_seqs) and size <= _MOST_TOKENS_OF_FEW_ROWS
-    ]
+    return 2 * _FEW_ROWS <= min(num_tokens, max_num_seqs) and (is_full or num_tokens <= _MOST_TOKENS_OF_FEW_ROWS)
 
 
 def widest(shapes: Sequence[StepShape]) -> list[StepShape]:
