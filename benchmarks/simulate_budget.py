@@ -9,7 +9,7 @@ The real engine runs on a clock of its own, over a device that only knows what s
 H200 by the ceilings measured there (`Device`), with a little noise and a rare hiccup, strictly one
 step after another. Nothing is computed, so a run is a few seconds long and, for one seed, always
 the same. Meant for choosing a policy, not for reporting a speed: planning, ring and launching count
-as about a millisecond that is hidden behind the step in flight if the plan is asked for early
+as one millisecond or two that are hidden behind the step in flight if the plan is asked for early
 enough, a service and its socket as nothing.
 """
 

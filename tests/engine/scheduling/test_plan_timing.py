@@ -157,6 +157,15 @@ def device_of_two_leads() -> Device:
     return device
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_plans_are_held_where_steps_are_of_one_kind(mixed: bool) -> None:
+    device = Device(timing(), mixed_leads=2.0)
+    device.steps(60, lambda _: {"mixed": mixed})
+    assert device.timing.num_held > 20
+    assert not device.timing.may_plan(device.now_ns, True, False)
+    assert not device.timing.may_plan(device.now_ns, True, True)
+
+
 def test_a_plan_is_due_sooner_while_prompts_wait() -> None:
     device = device_of_two_leads()
     made = device.timing

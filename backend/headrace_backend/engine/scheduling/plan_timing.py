@@ -172,7 +172,7 @@ class PlanTiming:
     @property
     def knows_due(self) -> bool:
         """Whether it can say when a plan is due, so that a plan may wait until then."""
-        return self._holds and self._leads[False].known
+        return self._holds and any(lead.known for lead in self._leads)
 
     @property
     def launching_binds(self) -> bool:
@@ -263,12 +263,18 @@ class PlanTiming:
     def _choose_due_ns(self, now_ns: int) -> tuple[int, int] | None:
         """When to plan the step after the one in flight, without and with prompts; None: now."""
         step = self._in_flight[-1]
-        error, (decode_lead, mixed_lead) = self._errors[step.mixed], self._leads
-        if not self._holds or step.expected_end_ns is None or not (decode_lead.known and error.known):
+        error = self._errors[step.mixed]
+        if not self.knows_due or step.expected_end_ns is None or not error.known:
             return None
-        known_end_ns = step.expected_end_ns - max(0.0, error.value) * step.duration_ns
-        hold_ns = min(known_end_ns - decode_lead.value - now_ns, _LONGEST_HOLD_NS)
+        decode_lead_ns, mixed_lead_ns = self._lead_ns(False), self._lead_ns(True)
+        hold_ns = step.expected_end_ns - max(0.0, error.value) * step.duration_ns - decode_lead_ns - now_ns
+        hold_ns = min(hold_ns, _LONGEST_HOLD_NS)
         if hold_ns < _LEAST_HOLD_NS:
             return None
-        sooner_ns = max(0.0, mixed_lead.value - decode_lead.value) if mixed_lead.known else 0.0
+        sooner_ns = max(0.0, mixed_lead_ns - decode_lead_ns)
         return now_ns + int(hold_ns), now_ns + int(max(0.0, hold_ns - sooner_ns))
+
+    def _lead_ns(self, mixed: bool) -> float:
+        """The most that a step of a kind needs before it runs, or of the other if none is known."""
+        lead = self._leads[mixed]
+        return lead.value if lead.known else self._leads[not mixed].value
