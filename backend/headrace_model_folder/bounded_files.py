@@ -16,6 +16,8 @@ from typing import Any
 from headrace_model_folder.errors import InvalidModelFolder, shown
 
 MIB = 1 << 20
+# Bytes of a file's name, by the file systems that there are.
+_LONGEST_NAME = 255
 # A model's file is told from another of the same shapes by so many pieces of a page, spread evenly:
 # training changes all of them, and reading them takes milliseconds whatever the file's size.
 _SAMPLES = 32
@@ -34,6 +36,12 @@ def resolve_inside(folder: pathlib.Path, name: str) -> pathlib.Path:
     """
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise InvalidModelFolder(f"{shown(name)}: a file name inside the model folder was expected, not a path")
+    try:
+        length = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        raise InvalidModelFolder(f"{shown(name)}: is no name that a file can have") from None
+    if length > _LONGEST_NAME:
+        raise InvalidModelFolder(f"{shown(name)}: a file's name has at most {_LONGEST_NAME} bytes, this has {length}")
     root = folder.resolve()
     target = (root / name).resolve()
     if not any(target.is_relative_to(place) for place in (root, *_blob_folders(root))):

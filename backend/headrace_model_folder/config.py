@@ -31,6 +31,8 @@ CONFIG_FILE = "config.json"
 _CONFIG_LIMIT = 4 * MIB
 # Of an architecture, of which the nearest are looked for.
 _LONGEST_NAME = 100
+# Names of a list that a message shows.
+_MOST_LISTED = 4
 
 DType = Literal["bfloat16", "float16", "float32"]
 
@@ -98,6 +100,7 @@ def parse_config(values: dict[str, Any]) -> ModelConfig:
     refuse_two_forms(stated)
     # A null in the file means null (Mistral: no window), so the defaults only fill what is absent.
     fields = Fields(CONFIG_FILE, {**family.defaults, **values})
+    _refuse_absent_scaling(stated, family)
     description = family.describe(fields)
     max_position = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     if description.expert_layers:
@@ -142,16 +145,34 @@ def _of_model(found: FolderQuantization, model: ModelDescription) -> FolderQuant
 
 def _family(values: dict[str, Any]) -> Family:
     names = values.get("architectures")
-    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(names, list) or len(names) != 1:
+        raise InvalidModelFolder(
+            f"{CONFIG_FILE}: architectures must be a list of exactly one name, is {_listed(names)}"
+        )
+    name = names[0]
     if not isinstance(name, str) or name not in FAMILIES:
-        found = names[0] if isinstance(names, list) and names else names
-        nearest = ", ".join(difflib.get_close_matches(str(found)[:_LONGEST_NAME], FAMILIES, n=3, cutoff=0.0))
+        nearest = ", ".join(difflib.get_close_matches(str(name)[:_LONGEST_NAME], FAMILIES, n=3, cutoff=0.0))
         advice = "; code of the folder's own (auto_map) is never run" if _names_own_code(values) else ""
         raise InvalidModelFolder(
             f"{CONFIG_FILE}: architectures must name one of the {len(FAMILIES)} that are served (nearest: {nearest}), "
-            f"is {shown(found)}{advice}"
+            f"is {shown(name)}{advice}"
         )
     return FAMILIES[name]
+
+
+def _listed(names: object) -> str:
+    """A list with its entries, as long as they are few."""
+    if isinstance(names, list) and len(names) <= _MOST_LISTED:
+        return f"[{', '.join(map(shown, names))}]"
+    return shown(names)
+
+
+def _refuse_absent_scaling(stated: Fields, family: Family) -> None:
+    """Refuses a rotary scaling of null where a family has one by default: readers differ there."""
+    scaling = "rope_scaling"
+    if family.defaults.get(scaling) is not None and scaling in stated.values and stated.get(scaling) is None:
+        if stated.get("rope_parameters") is None:
+            raise stated.error(scaling, "must be an object, or absent for this architecture's own, is null")
 
 
 def _names_own_code(values: dict[str, Any]) -> bool:

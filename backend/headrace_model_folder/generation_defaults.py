@@ -99,7 +99,7 @@ def read_generation_defaults(
         return None if fields.get(key) is None else fields.number(key, low, high)
 
     return GenerationDefaults(
-        temperature=0.0 if fields.get("do_sample") is False else number("temperature", 0.0, 100.0),
+        temperature=number("temperature", 0.0, 100.0) if fields.boolean("do_sample", True) else 0.0,
         top_p=number("top_p", 1e-6, 1.0),
         # A top_k above the vocabulary keeps all tokens, and so does 0.
         top_k=None if fields.get("top_k") is None else min(fields.integer("top_k", 0, 1 << 31), vocab_size),

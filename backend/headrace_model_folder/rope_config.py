@@ -26,6 +26,9 @@ _KNOWN = frozenset(
     # Of images, whose places have three numbers: those of a text are alike. And what nobody reads.
     + ("mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings")
 )
+# Those that the older form has beside its object; and those that say nothing, or the type.
+_BESIDE = frozenset(("rope_theta", "partial_rotary_factor"))
+_UNREAD = frozenset(("rope_type", "type", "mrope_section", "mrope_interleaved", "finetuned", "max_position_embeddings"))
 # Those of other readers, and what they are where they change nothing.
 _QUERY_SCALING = "llama_4_scaling_beta"
 _FOREIGN = {"extrapolation_factor": 1, "attn_factor": 1, _QUERY_SCALING: 0}
@@ -112,10 +115,22 @@ def refuse_two_forms(stated: Fields) -> None:
     if not isinstance(newer, dict) or not isinstance(older, dict):
         return
     nested = newer.get("full_attention")
-    said = nested if isinstance(nested, dict) else newer
-    for key, value in older.items():
-        if said.get("rope_type" if key == "type" else key, value) != value:
+    said, other = _said(nested if isinstance(nested, dict) else newer), _said(older)
+    for key in sorted(said.keys() | other.keys(), key=lambda key: (key != "rope_type", key)):
+        # The older form may have the base, and the share that rotates, beside its object.
+        if said.get(key) != other.get(key) and (key in other or key not in _BESIDE):
             raise stated.error("rope_scaling", f"must say what rope_parameters says, differs in {shown(key)}")
+
+
+def _said(stated: dict[str, Any]) -> dict[str, Any]:
+    """What the object of a rotary embedding says that changes a result: its type in any case."""
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    said = {"rope_type": kind}
+    for key, value in stated.items():
+        is_read = key in _BESIDE or (kind != "default" and key not in _UNREAD and _FOREIGN.get(key) != value)
+        if is_read and value is not None:
+            said[key] = value
+    return said
 
 
 def without_query_scaling(config: Fields, most: int) -> tuple[Fields, int | None]:
@@ -155,6 +170,8 @@ def by_layer_type(config: Fields, sliding_theta: float) -> tuple[Fields, Fields]
     """
     nested = config.get("rope_parameters")
     if not isinstance(nested, dict) or not any(isinstance(value, dict) for value in nested.values()):
+        if nested:
+            raise config.error("rope_parameters", "must have an object for each kind of layer ('full_attention', ...)")
         unscaled = {"rope_parameters": None, "rope_scaling": None, "rope_theta": sliding_theta}
         return config, Fields(config.name, {**config.values, **unscaled})
     if any(kind not in ("full_attention", "sliding_attention") for kind in nested):

@@ -47,7 +47,10 @@ class TextPart:
             name: config[name] for name in (*_OF_ALL, *self.of_all, "architectures") if config.get(name) is not None
         }
         if _QUANTIZATION in of_all:
-            of_all[_QUANTIZATION] = self._renamed(of_all[_QUANTIZATION])
+            try:
+                of_all[_QUANTIZATION] = self._renamed(of_all[_QUANTIZATION])
+            except RecursionError:
+                raise InvalidModelFolder(f"config.json: {_QUANTIZATION} is nested too deeply") from None
         return {**own, **of_all}
 
     def tensors(self, found: Mapping[str, TensorRecord]) -> dict[str, TensorRecord]:

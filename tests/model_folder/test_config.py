@@ -105,8 +105,35 @@ def test_a_rotary_embedding_that_is_stated_twice_must_be_one() -> None:
     assert parse_config(config(**both)).description.rope.theta == 500.0
     with pytest.raises(InvalidModelFolder, match="must say what rope_parameters says, differs in 'factor'"):
         parse_config(config(**{**both, "rope_scaling": {**yarn, "factor": 2.0}}))
+    for newer, older, differs in (
+        ({"rope_theta": 1e4}, {"type": "linear", "factor": 4.0}, "rope_type"),
+        ({}, {"type": "linear", "factor": 4.0}, "rope_type"),
+        ({**yarn, "attention_factor": 2.0}, yarn, "attention_factor"),
+        (yarn, {**yarn, "attention_factor": 2.0}, "attention_factor"),
+        ({"full_attention": {"rope_theta": 1e4}}, {"type": "linear", "factor": 8.0}, "rope_type"),
+        (yarn, {**yarn, "rope_theta": 500.0}, "rope_theta"),
+    ):
+        with pytest.raises(InvalidModelFolder, match=f"must say what rope_parameters says, differs in '{differs}'"):
+            parse_config(config(rope_parameters=newer, rope_scaling=older))
+    # What changes nothing may differ.
+    alike = {"rope_parameters": {"rope_theta": 500.0, "mrope_section": [1]}, "rope_scaling": {"type": "default"}}
+    assert parse_config(config(**alike)).description.rope.theta == 500.0
     with pytest.raises(InvalidModelFolder, match=r"original_max_position_embeddings must be that beside it \(64\)"):
         parse_config(config(rope_scaling=yarn, original_max_position_embeddings=64))
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["LlamaForCausalLM", "MistralForCausalLM"], r"\['LlamaForCausalLM', 'MistralForCausalLM'\]"),
+        ("LlamaForCausalLM", "'LlamaForCausalLM'"),
+        (["LlamaForCausalLM"] * 9, "a list of 9 entries"),
+        ([], r"\[\]"),
+    ],
+)
+def test_architectures_must_be_one_name(names: object, found: str) -> None:
+    with pytest.raises(InvalidModelFolder, match=f"architectures must be a list of exactly one name, is {found}$"):
+        parse_config(config(architectures=names))
 
 
 def test_yarn_stretches_the_usable_context_and_others_do_not() -> None:

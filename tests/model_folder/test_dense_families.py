@@ -143,6 +143,15 @@ def test_olmo3_stretches_the_context_of_layers_without_a_window(rope: dict[str, 
     assert config.max_position_embeddings == 512
 
 
+def test_a_quantization_of_a_text_part_may_not_be_nested_beyond_reading() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    config = {**OUTER, "text_config": {**TEXT, **GEMMA}, "quantization_config": {"ignore": nested}}
+    with pytest.raises(InvalidModelFolder, match="quantization_config is nested too deeply"):
+        parse_config(config)
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "field"),
     [
@@ -157,7 +166,12 @@ def test_olmo3_stretches_the_context_of_layers_without_a_window(rope: dict[str, 
         ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {}, "sliding_attention": 3}}, "rope_parameters"),
         ("Olmo3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "odd"}}}, "rope_type"),
         ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "an object for each kind of layer"),
+        ("Gemma3ForCausalLM", {**GEMMA, "rope_parameters": {"rope_theta": 1e4}}, "an object for each kind of layer"),
         ("Olmo2ForCausalLM", {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
+        ("Ministral3ForCausalLM", {"rope_scaling": None}, "rope_scaling must be an object, or absent"),
+        ("GptOssForCausalLM", {"rope_scaling": None}, "rope_scaling must be an object, or absent"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 21}, "layer_types must be"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": "1010"}, "no_rope_layers"),

@@ -128,6 +128,11 @@ def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path: pathlib.Pa
     assert "'extra.weight' is missing" in refused(tmp_path)
     write_index(tmp_path, {name: file for name, file in weight_map.items() if name != NORM})
     assert NORM in refused(tmp_path)
+    write_index(tmp_path, {**weight_map, NORM: "\ud800.safetensors"})
+    assert "is no name that a file can have" in refused(tmp_path)
+    write_index(tmp_path, {**weight_map, NORM: "x" * 5000 + ".safetensors"})
+    message = refused(tmp_path)
+    assert "a file's name has at most 255 bytes, this has 5012" in message and len(message) < 200
     write_index(tmp_path, {**weight_map, NORM: "model-9.safetensors"})
     assert "model-9.safetensors" in refused(tmp_path)
 

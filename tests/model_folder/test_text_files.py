@@ -24,6 +24,11 @@ def test_sampling_defaults_are_read(tmp_path: pathlib.Path) -> None:
     assert found == GenerationDefaults(0.6, 0.9, 20, None, 1.1, (3, 4))
 
 
+def test_do_sample_must_be_a_boolean(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InvalidModelFolder, match="do_sample must be true or false, is 'false'"):
+        defaults(tmp_path, temperature=0.7, do_sample="false")
+
+
 def test_do_sample_false_means_greedy(tmp_path: pathlib.Path) -> None:
     assert defaults(tmp_path, temperature=0.6, do_sample=False).temperature == 0.0
 

@@ -201,7 +201,7 @@ def test_a_head_that_does_not_suit_is_refused(tmp_path: pathlib.Path) -> None:
     other = "is for a vocabulary of 128256 tokens, and the model has one of 4096; they must be the same"
     assert said(config) == f"headrace: --draft-model {other}\n"
     assert "--draft-model is for --speculate eagle, and --speculate is draft" in said(config, "--speculate", "draft")
-    assert f"{tmp_path}/config.json: must be an object" in said([config])
+    assert f"{tmp_path}/config.json: a JSON object was expected" in said([config])
     missing = run("--model", str(DEMO), "--speculate", "eagle")
     assert missing.stderr == "headrace: --speculate eagle needs --draft-model, the head that drafts\n"
 

@@ -29,6 +29,13 @@ def describe_qwen3(fields: Fields) -> ModelDescription:
     return decoder(sizes, _windows(fields, sizes.num_layers), Switches(bias, bias, head_norms=True))
 
 
+def describe_qwen3_vl(fields: Fields) -> ModelDescription:
+    """Qwen3's layers, none of which has a window."""
+    if fields.boolean("use_sliding_window", False) and fields.get("sliding_window") is not None:
+        raise fields.error("use_sliding_window", "must be false: this architecture's text part has no window")
+    return describe_qwen3(fields)
+
+
 def _windows(fields: Fields, num_layers: int) -> list[int | None]:
     """Each layer's window, by `layer_types` or from `max_window_layers` on."""
     if not fields.boolean("use_sliding_window", False) or (window := read_window(fields)) is None:
@@ -58,7 +65,7 @@ QWEN3 = Family(
 QWEN3_VL = Family(
     "Qwen3VLForConditionalGeneration",
     {"max_position_embeddings": 128_000, "num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500_000.0},
-    describe_qwen3,
+    describe_qwen3_vl,
     knows=_KNOWS,
     text_part=_TEXT_PART,
 )

@@ -43,8 +43,12 @@ def _rotating(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def _windows(fields: Fields, rotating: list[bool]) -> list[int | None]:
-    window = read_window(fields) if fields.boolean("use_sliding_window", False) else None
-    sliding = read_sliding(fields, len(rotating)) or [not rotates for rotates in rotating]
+    window, stated = read_window(fields), read_sliding(fields, len(rotating))
+    if not fields.boolean("use_sliding_window", False):
+        if window is not None and stated is not None and any(stated):
+            raise fields.error("layer_types", "must be all 'full_attention' where use_sliding_window is false")
+        window = None
+    sliding = stated or [not rotates for rotates in rotating]
     return [window if is_sliding else None for is_sliding in sliding]
 
 

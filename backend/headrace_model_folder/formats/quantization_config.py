@@ -110,9 +110,11 @@ def _unordered(value: object) -> object:
 
 
 def _gptq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
+    stated = "checkpoint_format" if fields.get("format") is None else "format"
+    fields = _with_synonyms(fields, {"checkpoint_format": "format"})
     form = fields.text("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise fields.error("checkpoint_format", f"must be 'gptq' or 'gptq_v2', is {shown(form)}")
+        raise fields.error(stated, f"must be 'gptq' or 'gptq_v2', is {shown(form)}")
     if fields.text("pack_dtype", "int32") != "int32":
         raise fields.error("pack_dtype", f"must be 'int32', is {shown(fields.get('pack_dtype'))}")
     if fields.boolean("lm_head", False):
@@ -218,8 +220,11 @@ def _awq(fields: Fields, names: Sequence[str]) -> dict[str, LayerFormat]:
     fields = _with_synonyms(fields, {"bits": "w_bit", "group_size": "q_group_size"})
     if fields.integer("bits", 1, 32, 4) != 4:
         raise fields.error("bits", f"must be 4, is {shown(fields.get('bits'))}")
-    if fields.text("version", "gemm").lower() != "gemm":
-        raise fields.error("version", f"must be 'gemm', is {shown(fields.get('version'))}: other layouts are not read")
+    for name in ("version", "format"):
+        if fields.text(name, "gemm").lower() != "gemm":
+            raise fields.error(name, f"must be 'gemm', is {shown(fields.get(name))}: other layouts are not read")
+    if fields.get("backend") == "llm-awq":
+        raise fields.error("backend", "must not be 'llm-awq', whose layout is not read")
     if not fields.boolean("zero_point", True):
         raise fields.error("zero_point", "must be true")
     group_size = _group_size(fields, 128)

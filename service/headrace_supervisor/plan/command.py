@@ -26,6 +26,7 @@ from headrace_backend.draft_rules import unsuitable_eagle3, without_mtp
 from headrace_hub.errors import HubRefused
 from headrace_hub.resolve import Need, resolve
 from headrace_model_folder import Eagle3Head, InvalidModelFolder, ModelConfig
+from headrace_model_folder.bounded_files import parse_json_object
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
 from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
@@ -293,16 +294,16 @@ def _read_config(model: str, parse: Callable[[dict[str, Any]], object]) -> dict[
     config: dict[str, Any]
     try:
         with (resolve(model, Need.CONFIG).path / "config.json").open("rb") as file:
-            config = json.loads(file.read(_MOST_CONFIG_BYTES))
-        if not isinstance(config, dict):
-            raise TypeError("must be an object")
+            config = parse_json_object(file.read(_MOST_CONFIG_BYTES), "config.json")
         parse(config)
     except HubRefused as error:
         _refuse(str(error))
     except OSError as error:
         is_here = pathlib.Path(model).exists()
         _refuse(f"{model}/config.json: {error.strerror}" if is_here else f"there is no folder {model} here")
-    except (ValueError, TypeError, InvalidModelFolder) as error:
+    except InvalidModelFolder as error:
+        _refuse(f"{model}/{error}")
+    except (ValueError, TypeError) as error:
         _refuse(f"{model}/config.json: {error}")
     return config
 
