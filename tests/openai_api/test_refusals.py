@@ -36,6 +36,7 @@ _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     # Types, and fields that contradict each other.
     (CHAT, {"max_tokens": "5"}, 400, "max_tokens", "must be int, got str"),
     (CHAT, {"temperature": "hot"}, 400, "temperature", "must be float, got str"),
+    (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options", "must be absent unless stream is true"),
     (CHAT, {"stream_options": 5}, 400, "stream_options", "must be object, got int"),
     (CHAT, {"stop": [1]}, 400, "stop[0]", "must be str, got int"),
     (CHAT, {"max_tokens": 4, "max_completion_tokens": 5}, 400, "max_tokens", "must not differ"),
@@ -133,6 +134,18 @@ async def test_a_body_that_is_no_object_is_refused(shared: Running, body: bytes)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
 
 
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "half of a surrogate pair"),
+        (rb'{"messages": [{"role": "user", "content": "', "truncated"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_refused_by_what_is_wrong(shared: Running, body: bytes, rule: str) -> None:
+    error = (await shared.client.post(CHAT, content=body)).json()["error"]
+    assert error["param"] == "body" and rule in error["message"]
+
+
 @pytest.mark.parametrize("coding", ["gzip", "br"])
 async def test_a_compressed_body_is_refused_by_its_coding(shared: Running, coding: str) -> None:
     response = await shared.post(CHAT, {"messages": HELLO}, **{"content-encoding": coding})
@@ -145,6 +158,7 @@ async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form
     for method, path, status in (
         ("GET", "/v1/audio", 404),
         ("POST", "/v1/responses", 404),
+        ("POST", CHAT + "/", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models/tiny", 405),
         ("POST", "/v1/embeddings", 404),

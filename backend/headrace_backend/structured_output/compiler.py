@@ -26,13 +26,15 @@ from headrace_backend.structured_output.vocabulary import Vocabulary, folder_tok
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput
 
-# Grammars that are kept, and the bytes of what they were compiled from.
+# Grammars that are kept, and the memory that they took when they were tried. Eight bytes of a
+# regular expression may take 30 MiB.
 _MAX_KEPT: Final = 128
-_MAX_KEPT_BYTES: Final = 8 << 20
+_MAX_KEPT_BYTES: Final = 512 << 20
 # Grammars that wait to be compiled; each takes up to 2 s twice.
 _MAX_WAITING: Final = 64
-_RETRY_NS: Final = 1_000_000_000
 _NUM_THREADS: Final = 2
+# As long as a queue of such that take a second each.
+_RETRY_NS: Final = 1_000_000_000 * _MAX_WAITING // _NUM_THREADS
 
 Compiled = concurrent.futures.Future[CompiledGrammar]
 
@@ -56,7 +58,6 @@ class GrammarCompiler:
         self._thread = threading.local()
         self._trials: list[TrialProcess] = []
         self._kept: OrderedDict[StructuredOutput, Compiled] = OrderedDict()
-        self._num_kept_bytes = 0
 
     def compile(self, asked: StructuredOutput) -> Compiled:
         """The compiled grammar, which may be there already. Its exception is a `RequestRefused`.
@@ -73,11 +74,25 @@ class GrammarCompiler:
             raise RequestRefused(RefusalCode.RESOURCE_EXHAUSTED, message, retry_after_ns=_RETRY_NS)
         if self._pool is None:
             self._pool = thread_pool(_NUM_THREADS, "grammars")
-        self._drop(asked)
+        self._kept.pop(asked, None)
         compiled = self._kept[asked] = self._pool.submit(self._compile, asked)
-        self._num_kept_bytes += len(asked.text) + len(asked.around)
-        self._make_room()
         return compiled
+
+    def give_up(self, asked: StructuredOutput) -> None:
+        """Nobody waits for a grammar any more: it is not compiled if that has not begun."""
+        compiled = self._kept.get(asked)
+        if compiled is not None and compiled.cancel():
+            del self._kept[asked]
+
+    def make_room(self) -> None:
+        """Forgets the grammars that nobody asked for the longest, of those that are compiled."""
+        ended = {asked: _num_bytes(asked, compiled) for asked, compiled in self._kept.items() if compiled.done()}
+        num_kept, num_bytes = len(ended), sum(ended.values())
+        for asked, size in ended.items():
+            if num_kept <= _MAX_KEPT and num_bytes <= _MAX_KEPT_BYTES:
+                return
+            del self._kept[asked]
+            num_kept, num_bytes = num_kept - 1, num_bytes - size
 
     def close(self) -> None:
         """Ends threads and processes."""
@@ -85,18 +100,6 @@ class GrammarCompiler:
             self._pool.shutdown(wait=False, cancel_futures=True)
         for trial in self._trials:
             trial.close()
-
-    def _make_room(self) -> None:
-        """Forgets the grammars that nobody asked for the longest; none that is being compiled."""
-        ended = [asked for asked, compiled in self._kept.items() if compiled.done()]
-        for asked in ended:
-            if len(self._kept) <= _MAX_KEPT and self._num_kept_bytes <= _MAX_KEPT_BYTES:
-                return
-            self._drop(asked)
-
-    def _drop(self, asked: StructuredOutput) -> None:
-        if self._kept.pop(asked, None) is not None:
-            self._num_kept_bytes -= len(asked.text) + len(asked.around)
 
     # In its threads.
 
@@ -107,7 +110,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._made_tokenizer(), grammar_of(asked), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refused(asked, Verdict("can't be compiled"))
-        return CompiledGrammar(matcher, self._vocabulary.end_ids)
+        return CompiledGrammar(matcher, self._vocabulary.end_ids, verdict.num_bytes)
 
     def _trial(self) -> TrialProcess:
         trial: TrialProcess | None = getattr(self._thread, "trial", None)
@@ -134,6 +137,12 @@ def _failed(compiled: Compiled) -> bool:
     if not compiled.done():
         return False
     return compiled.cancelled() or not isinstance(compiled.exception(), RequestRefused | None)
+
+
+def _num_bytes(asked: StructuredOutput, compiled: Compiled) -> int:
+    """What a kept grammar, or what was found in its place, takes."""
+    source = len(asked.text) + len(asked.around)
+    return source if _failed(compiled) or compiled.exception() else source + compiled.result().num_bytes
 
 
 def _refused(asked: StructuredOutput, verdict: Verdict) -> RequestRefused:

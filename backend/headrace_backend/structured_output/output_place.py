@@ -61,8 +61,12 @@ class CompiledGrammar:
     first_masked = 0
     decides_ends = True
 
-    def __init__(self, matcher: LLMatcher, end_ids: Collection[int]) -> None:
-        """Takes a matcher that nobody else uses, and the end-of-text tokens that it knows."""
+    def __init__(self, matcher: LLMatcher, end_ids: Collection[int], num_bytes: int = 0) -> None:
+        """Takes a matcher that nobody else uses, and the end-of-text tokens that it knows.
+
+        `num_bytes` is the memory that the matcher took when it was tried.
+        """
+        self.num_bytes = num_bytes
         self._matcher = matcher
         self._end_ids = frozenset(end_ids)
 

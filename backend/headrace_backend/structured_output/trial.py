@@ -11,6 +11,7 @@ pipes, and where in a schema a mistake lies. Who starts it is `trial_process`.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import resource
 import signal
@@ -39,6 +40,8 @@ _NUM_TOKENS_TRIED: Final = 4
 # Parts of a schema that are compiled by themselves to find the one that is at fault.
 _MAX_PARTS_TRIED: Final = 200
 _MAX_ERROR_CHARACTERS: Final = 300
+# glibc's: gives what was freed back to the system. None: another library has no such function.
+_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _EXCERPT: Final = re.compile(r"[0-9]+ \||\^")
 _LENGTH = struct.Struct("<I")
 
@@ -50,20 +53,30 @@ class Verdict(msgspec.Struct, frozen=True):
     error: str = ""
     # JSON pointer of the part of the schema that is at fault; "": the whole, or no schema.
     path: str = ""
+    # Memory that the compiled grammar takes, with the masks that were tried.
+    num_bytes: int = 0
 
 
 def try_grammar(tokenizer: llguidance.LLTokenizer, asked: StructuredOutput) -> Verdict:
     """Compiles a grammar and its first mask, without limits."""
     # What stands around a form is small and not the caller's, and its tokens come first: the four
     # that are tried are to be the form's own.
-    error = _error_of(tokenizer, form_grammar(asked))
+    before = _resident_bytes()
+    error, matcher = _tried_tokens(tokenizer, form_grammar(asked))
+    num_bytes = max(0, _resident_bytes() - before)
+    del matcher
     if not error or asked.form != "json_schema":
-        return Verdict(error)
+        return Verdict(error, num_bytes=num_bytes)
     schema = msgspec.json.decode(asked.text)
     return Verdict(error, _place_of(error, schema, lambda part: _error_of(tokenizer, schema_grammar(part))))
 
 
 def _error_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> str:
+    return _tried_tokens(tokenizer, grammar)[0]
+
+
+def _tried_tokens(tokenizer: llguidance.LLTokenizer, grammar: str) -> tuple[str, LLMatcher]:
+    """What is wrong with a grammar, "" for nothing, and its matcher behind the first tokens."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     for _ in range(_NUM_TOKENS_TRIED):
         if matcher.is_stopped():
@@ -72,9 +85,17 @@ def _error_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> str:
         if matcher.is_error():
             break
         if not words:
-            return "no text has this form"
+            return "no text has this form", matcher
         matcher.consume_token((words & -words).bit_length() - 1)
-    return _sentence(matcher.get_error())
+    return _sentence(matcher.get_error()), matcher
+
+
+def _resident_bytes() -> int:
+    """The process's memory, of which nothing is left that is not used any more."""
+    if _trim is not None:
+        _trim(0)
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 def _sentence(error: str) -> str:

@@ -31,11 +31,14 @@ _SERVED = "/v1/chat/completions, /v1/completions and /v1/models"
 def application(config: ServiceConfig, core: ServiceCore, credentials: Credentials) -> ASGIApp:
     """Returns the application of one process."""
     gate = Gate(config, credentials, core.tracer)
-    return Starlette(
+    application = Starlette(
         routes=[*_operations(gate, core), *_health(config, gate, core)],
         middleware=_cross_origin(config),
         exception_handlers={404: _no_such_path, 405: _no_such_method},
     )
+    # A path with a slash behind it is none of ours, and a redirect would name the caller's Host.
+    application.router.redirect_slashes = False
+    return application
 
 
 def _operations(gate: Gate, core: ServiceCore) -> list[BaseRoute]:

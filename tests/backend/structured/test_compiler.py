@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ from headrace_backend.step.masks import StepMasks
 from headrace_backend.structured_output import compiler as compiler_module
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
 from headrace_backend.structured_output.mask_pool import MaskPool
-from headrace_backend.structured_output.output_place import OutputPlace
+from headrace_backend.structured_output.output_place import CompiledGrammar, OutputPlace
 from headrace_backend.structured_output.vocabulary import folder_encode
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput, choice
@@ -183,19 +184,70 @@ def test_a_trial_that_is_killed_is_refused_and_the_next_one_is_tried_anew(compil
     assert refused == len(trials)
 
 
-def test_grammars_that_nobody_asks_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "_MAX_KEPT", 3)
+@pytest.fixture
+def own_compiler() -> Iterator[GrammarCompiler]:
     made = grammar_compiler(FOLDER)
     assert made is not None
+    yield made
+    made.close()
+
+
+def test_grammars_that_nobody_asks_for_make_room(
+    own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "_MAX_KEPT", 3)
     forms = [choice([str(number)]) for number in range(5)]
-    compiled = [made.compile(form) for form in forms]
+    compiled = [own_compiler.compile(form) for form in forms]
     for each in compiled:
         each.result()
-    again = made.compile(forms[4])
+    again = own_compiler.compile(forms[4])
     assert again is compiled[4]
-    made.compile(choice(["6"])).result()
-    assert made.compile(forms[0]) is not compiled[0]
-    made.close()
+    own_compiler.make_room()
+    assert own_compiler.compile(forms[3]) is compiled[3]
+    assert own_compiler.compile(forms[0]) is not compiled[0]
+
+
+def test_grammars_take_so_much_memory_together_however_short_they_are(
+    own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "_MAX_KEPT_BYTES", 100 << 20)
+    forms = [StructuredOutput("regex", f"a{{{count}}}") for count in range(99_000, 99_005)]
+    compiled = []
+    for form in forms:
+        compiled.append(own_compiler.compile(form))
+        assert compiled[-1].result().num_bytes > 20 << 20
+        own_compiler.make_room()
+    kept = [form for form, each in zip(forms, compiled, strict=True) if own_compiler.compile(form) is each]
+    assert 1 <= len(kept) <= 4 and kept == forms[-len(kept) :]
+
+
+def test_a_form_that_nobody_waits_for_is_not_compiled_and_none_that_is_makes_room_for_waiting_ones(
+    own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "_MAX_KEPT", 2)
+    known = own_compiler.compile(choice(["known"]))
+    known.result()
+    go_on, plain, began = threading.Event(), own_compiler._compile, []
+
+    def held(asked: StructuredOutput) -> CompiledGrammar:
+        began.append(asked)
+        assert go_on.wait(60)
+        return plain(asked)
+
+    monkeypatch.setattr(own_compiler, "_compile", held)
+    forms = [choice([str(number)]) for number in range(6)]
+    compiled = [own_compiler.compile(form) for form in forms]
+    wait_until(lambda: len(began) == 2)
+    for form in forms:
+        own_compiler.give_up(form)
+    assert [each.cancelled() for each in compiled] == [False, False, True, True, True, True]
+    own_compiler.make_room()
+    assert own_compiler.compile(choice(["known"])) is known
+    # Whoever asks again has it compiled.
+    again = own_compiler.compile(forms[5])
+    go_on.set()
+    assert again is not compiled[5] and again.result().num_bytes >= 0
+    assert len(began) == 3
 
 
 def test_a_pool_computes_the_masks_of_many_rows_as_one_thread_does(compiler: GrammarCompiler) -> None:

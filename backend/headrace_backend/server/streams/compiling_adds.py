@@ -28,8 +28,9 @@ class _CompilingAdd:
     stream_id: int
     handle: int
     request: EngineRequest
-    # What is to be done once the engine has the request.
+    # What is to be done once the engine has the request, and whether that ends it.
     later: list[Callable[[], object]] = dataclasses.field(default_factory=list)
+    is_ending: bool = False
 
 
 class CompilingAdds:
@@ -70,12 +71,15 @@ class CompilingAdds:
         compiled.add_done_callback(on_compiled)
 
     def delay_abort(self, request_id: str, tenant: str, act: Callable[[], object]) -> bool:
-        """Has something done once the engine has a request; False if it does not wait here."""
-        return self._delay(lambda add: (add.request.request_id, add.request.tenant) == (request_id, tenant), act)
+        """Has a request ended once the engine has it; False if it does not wait here."""
+        return self._delay(lambda add: (add.request.request_id, add.request.tenant) == (request_id, tenant), act, True)
 
     def delay_detach(self, stream_id: int, handle: int, act: Callable[[], object]) -> bool:
-        """Has something done once the engine has the request that a handle was chosen for."""
-        return self._delay(lambda add: (add.stream_id, add.handle) == (stream_id, handle), act)
+        """Has something done once the engine has the request that a handle was chosen for.
+
+        It ends the request unless that outlives its readers.
+        """
+        return self._delay(lambda add: (add.stream_id, add.handle) == (stream_id, handle), act, False)
 
     def claims(self, stream_id: int, handle: int) -> bool:
         """Whether a request that waits here was given this handle."""
@@ -83,7 +87,10 @@ class CompilingAdds:
 
     def stream_lost(self, stream_id: int) -> None:
         """Forgets what a stream waited for: nobody heard that it was taken."""
+        lost = [add for add in self._adds if add.stream_id == stream_id]
         self._adds = [add for add in self._adds if add.stream_id != stream_id]
+        for add in lost:
+            self._give_up(add)
 
     def close(self) -> None:
         """Ends the compiler's threads and processes."""
@@ -96,14 +103,27 @@ class CompilingAdds:
             raise RequestRefused.invalid([Violation("spec.structured_output", rule)])
         return self._grammars.compile(asked)
 
-    def _delay(self, matches: Callable[[_CompilingAdd], bool], act: Callable[[], object]) -> bool:
+    def _delay(self, matches: Callable[[_CompilingAdd], bool], act: Callable[[], object], ends: bool) -> bool:
         found = next(filter(matches, self._adds), None)
-        if found is not None:
-            found.later.append(act)
-        return found is not None
+        if found is None:
+            return False
+        found.later.append(act)
+        found.is_ending |= ends or not found.request.detached
+        self._give_up(found)
+        return True
+
+    def _give_up(self, ended: _CompilingAdd) -> None:
+        """Takes a form from the compiler's queue if nobody waits for it who does not end."""
+        asked = ended.request.asked.structured_output
+        waiting = (add for add in self._adds if add.request.asked.structured_output == asked)
+        if self._grammars is not None and asked is not None and all(add.is_ending for add in waiting):
+            self._grammars.give_up(asked)
 
     def _finish(self, add: _CompilingAdd, compiled: Compiled, enter: Enter) -> None:
-        if add not in self._adds:
+        if self._grammars is not None:
+            self._grammars.make_room()
+        # What does not end needs its form: it was not compiled, as the process ends.
+        if add not in self._adds or (compiled.cancelled() and not add.is_ending):
             return
         self._adds.remove(add)
         if enter(compiled):

@@ -356,11 +356,13 @@ class EngineService:
     ) -> bool:
         """Enters a request whose form was compiled, or refuses it.
 
-        Returns whether the engine has it.
+        One whose form was given up ends as soon as it is entered. Returns whether the engine has
+        it.
         """
 
         def enter() -> None:
-            request.grammar = behind_reasoning(request.asked.reasoning, compiled.result())
+            form = None if compiled.cancelled() else compiled.result()
+            request.grammar = behind_reasoning(request.asked.reasoning, form)
             self._enter(stream, add, request, received_ns)
 
         self._engine_loop.flush()

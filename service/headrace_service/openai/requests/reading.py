@@ -32,7 +32,7 @@ def read(body: bytes, kind: type[Fields]) -> tuple[Fields, list[str]]:
     try:
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.invalid_field("body", f"must be a JSON object: {error}") from None
+        raise errors.invalid_field("body", f"must be a JSON object: {_rule(body, error)}") from None
     except RecursionError:
         raise errors.invalid_field("body", "is nested too deeply") from None
     if not isinstance(values, dict):
@@ -43,10 +43,18 @@ def read(body: bytes, kind: type[Fields]) -> tuple[Fields, list[str]]:
     if isinstance(options, dict):
         values["stream_options"] = options = shared_fields.given(options)
         ignored += unsupported.check(options, ("include_usage",), "stream_options.")
+        if not values.get("stream"):
+            raise errors.invalid_field("stream_options", "must be absent unless stream is true")
     try:
         return msgspec.convert(values, kind), [name for name in ignored if _HEADER_NAME.fullmatch(name)][:_MAX_IGNORED]
     except msgspec.ValidationError as error:
         raise _wrong_type(error) from None
+
+
+def _rule(body: bytes, error: Exception) -> str:
+    """What is wrong with a body; half of a surrogate pair at its text's end is called truncated."""
+    is_whole = body.rstrip().endswith((b"}", b"]"))
+    return "a \\u escape is half of a surrogate pair" if is_whole and "truncated" in str(error) else str(error)
 
 
 def _wrong_type(error: msgspec.ValidationError) -> errors.ServiceError:
