@@ -165,6 +165,22 @@ def test_wait_longer_than_the_deadline_is_refused_at_once() -> None:
     harness.add(request(10, deadline_ns=harness.now_ns + 10 * expected))
 
 
+def test_a_deadline_counts_the_wait_behind_those_alone_that_are_not_passed() -> None:
+    harness = Harness(max_num_seqs=1)
+    harness.add(request(100, max_tokens=50))
+    harness.run()
+    for priority in (-100, 50):
+        for _ in range(5):
+            harness.add(request(100, max_tokens=50, priority=priority))
+    soon = harness.now_ns + harness.engine.load().expected_wait_ns // 3
+    refused(harness, RefusalCode.RESOURCE_EXHAUSTED, deadline_ns=soon)
+    refused(harness, RefusalCode.RESOURCE_EXHAUSTED, deadline_ns=soon, priority=-100)
+    refused(harness, RefusalCode.RESOURCE_EXHAUSTED, deadline_ns=soon, priority=49)
+    reader = harness.add(request(10, max_tokens=5, deadline_ns=soon, priority=100))
+    harness.run()
+    assert reader.ends[0].reason is EndReason.LENGTH
+
+
 def test_what_could_never_fit_is_refused() -> None:
     harness = Harness(num_blocks=4)
     assert harness.engine.max_context_tokens == 65

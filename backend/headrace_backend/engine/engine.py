@@ -268,7 +268,9 @@ class Engine:
             live = self._intake.accept(request, None, account, now_ns)
             self._endings.enter_ended(live, now_ns)
             return AddOutcome(request.request_id, False, len(request.prompt_ids), live.sequence_number)
-        passed = [other for other in self._scheduler.waiting.parked() if other is not account]
+        # Nobody asks how long a request without a deadline will wait.
+        urgency_ns = None if request.deadline_ns is None else self._intake.urgency_ns(request, now_ns)
+        passed = self._scheduler.waiting.passed_by(account, urgency_ns)
         self._admission.check(request, now_ns, len(self._scheduler.batch.running), passed)
         token_charge = self._quotas.admit(account, request, now_ns)
         live = self._intake.accept(request, subscriber, account, now_ns)

@@ -97,7 +97,9 @@ class LoadMeter:
             kv_blocks=num_blocks,
             max_waiting_requests=self._max_waiting_requests,
             output_tokens_per_second=self._rates.output_tokens_per_s(now_ns),
-            expected_wait_ns=admission.expected_wait_ns(len(batch.running), passed=scheduler.waiting.parked()),
+            expected_wait_ns=admission.expected_wait_ns(
+                len(batch.running), passed=scheduler.waiting.passed_by(None, None)
+            ),
             free_blocks=pool.num_free if pool is not None else 0,
             cached_blocks=pool.num_cached if pool is not None else 0,
             used_blocks=num_used,

@@ -19,7 +19,7 @@ FORM = choice(["x"])
 
 
 class Compiler:
-    """Compiles nothing until it is told to."""
+    """Compiles nothing: a test sets what comes of a form."""
 
     def __init__(self) -> None:
         self.waiting: dict[StructuredOutput, concurrent.futures.Future[Any]] = {}

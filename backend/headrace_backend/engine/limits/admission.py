@@ -10,12 +10,10 @@ when to come back.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from headrace_backend.cache_groups import SequenceBlocks
 from headrace_backend.config import EngineConfig
 from headrace_backend.engine.errors import RefusalCode, RefusalReason, RequestRefused
-from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.limits.tenant_account import Passed, TenantAccount
 from headrace_backend.engine.rates import Rates
 from headrace_backend.engine.request import EngineRequest
 from headrace_backend.step.plan_bytes import (
@@ -30,6 +28,9 @@ from headrace_backend.step.plan_bytes import (
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
 _MAX_RETRY_NS = 30 * _NS_PER_S
+
+
+_NOBODY = Passed()
 
 
 class Admission:
@@ -81,30 +82,28 @@ class Admission:
         """A request ended; what is kept of it is the request table's to bound."""
         self._prompt_logprob_bytes -= request.prompt_logprob_bytes
 
-    def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Collection[TenantAccount] = ()) -> int:
+    def expected_wait_ns(self, num_running: int, outputs: int = 0, passed: Passed = _NOBODY) -> int:
         """Expected wait in nanoseconds of a request with `outputs` outputs for its first step.
 
         It is derived from measured rates, and 0 while nothing was measured.
 
         Two queues are ahead of it: prompts to be computed, and, when rows are short, sequences that
-        must leave theirs first. Tenants that it passes, since they wait for their share of the
-        cache, are in neither.
+        must leave theirs first. Those that it passes are in neither: of tenants that wait for their
+        share of the cache, and the less urgent ones.
         """
         rates, rows = self._rates, self._config.max_num_seqs
         wait = 0.0
         if rates.prefill_tokens_per_s:
-            num_tokens = self.num_waiting_tokens - sum([account.num_waiting_tokens for account in passed])
+            num_tokens = self.num_waiting_tokens - passed.num_tokens
             wait = num_tokens * _NS_PER_S / rates.prefill_tokens_per_s
-        num_outputs = self._num_waiting_outputs - sum([account.num_waiting_outputs for account in passed])
+        num_outputs = self._num_waiting_outputs - passed.num_outputs
         rows_short = num_running + num_outputs + outputs - rows
         if rows_short > 0:
             wait = max(wait, rows_short / rows * rates.row_time_ns)
         return int(wait)
 
-    def check(
-        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount] = ()
-    ) -> None:
-        """Lets a valid request in, which passes the waiting requests of some tenants.
+    def check(self, request: EngineRequest, now_ns: int, num_running: int, passed: Passed = _NOBODY) -> None:
+        """Lets a valid request in, which passes some that wait.
 
         Raises:
             RequestRefused: UNAVAILABLE while draining, RESOURCE_EXHAUSTED. Not for a deadline that
@@ -190,9 +189,7 @@ class Admission:
         num_bytes, taken = request.prompt_logprob_bytes, self._prompt_logprob_bytes
         return bool(num_bytes and taken) and taken + num_bytes > self._config.max_log_bytes
 
-    def _check_wait(
-        self, request: EngineRequest, now_ns: int, num_running: int, passed: Collection[TenantAccount]
-    ) -> None:
+    def _check_wait(self, request: EngineRequest, now_ns: int, num_running: int, passed: Passed) -> None:
         if request.deadline_ns is None:
             return
         left_ns = max(0, request.deadline_ns - now_ns)

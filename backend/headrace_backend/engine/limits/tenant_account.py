@@ -13,6 +13,7 @@ nor which blocks are whose (`kv_cache_manager`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace_backend.engine.limits.sharing.share import Share
@@ -91,3 +92,16 @@ class Claim(NamedTuple):
     def num_streams(self) -> int:
         """Streams that it counts for: one for each reader, and one while nobody reads."""
         return max(1, self.num_readers)
+
+
+class Passed(NamedTuple):
+    """Prompt tokens and outputs of waiting requests that another one does not wait for."""
+
+    num_tokens: int = 0
+    num_outputs: int = 0
+
+    @classmethod
+    def of(cls, accounts: Iterable[TenantAccount]) -> Passed:
+        """All that waits of tenants who wait for their share of the cache."""
+        waiting = [(account.num_waiting_tokens, account.num_waiting_outputs) for account in accounts]
+        return cls(sum(tokens for tokens, _ in waiting), sum(outputs for _, outputs in waiting))

@@ -117,6 +117,10 @@ class Intake:
         finish = Finish(spec.stop_token_ids, stop.min_tokens, stop.max_tokens, self._token_bytes)
         return BeamSearch(options, spec.asked.n, finish, self._watch(spec, automaton), spec.asked.num_logprobs)
 
+    def urgency_ns(self, request: EngineRequest, now_ns: int) -> int:
+        """The key that sequences of a request have which arrives now; smaller is more urgent."""
+        return now_ns - request.asked.priority * self._ageing_ns
+
     def _prompt_log(self, request: EngineRequest) -> PromptLog | None:
         if request.asked.num_prompt_logprobs < 0:
             return None
@@ -133,7 +137,7 @@ class Intake:
         return self._sequence(live, log, watch, now_ns)
 
     def _sequence(self, live: LiveRequest, log: OutputLog, watch: StopWatch | None, now_ns: int) -> Sequence:
-        return Sequence(live, log, now_ns - live.spec.asked.priority * self._ageing_ns, watch)
+        return Sequence(live, log, self.urgency_ns(live.spec, now_ns), watch)
 
     def _watch(self, spec: EngineRequest, automaton: StopAutomaton | None) -> StopWatch | None:
         return StopWatch(automaton, spec.asked.stop.include_stop_string) if automaton is not None else None

@@ -28,7 +28,7 @@ import heapq
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
-from headrace_backend.engine.limits.tenant_account import TenantAccount
+from headrace_backend.engine.limits.tenant_account import Passed, TenantAccount
 from headrace_backend.engine.requests.sequence import LiveRequest, Sequence
 
 _MIN_SWEEP = 64
@@ -189,6 +189,32 @@ class WaitingQueue:
     def parked(self) -> list[TenantAccount]:
         """The tenants that are passed over."""
         return [account for account, line in self._lines.items() if line.parked]
+
+    def passed_by(self, own: TenantAccount | None, urgency_ns: int | None) -> Passed:
+        """What waits and is not computed before a request that arrives now.
+
+        Args:
+            own: Its tenant; None: one of which nothing waits.
+            urgency_ns: Its urgency; None: less urgent ones are not looked for.
+        """
+        parked = [account for account in self.parked() if account is not own]
+        passed = Passed.of(parked)
+        if urgency_ns is None:
+            return passed
+        # Sequences that ran, and those that wait for their request's first, are nobody's wait.
+        behind = [
+            sequence.request.spec
+            for account, line in self._lines.items()
+            if account not in parked
+            for key, _, _, sequence in line.heap
+            if key > urgency_ns
+            and not (sequence.ended or sequence.request.announced)
+            and sequence is sequence.request.sequences[0]
+        ]
+        return Passed(
+            passed.num_tokens + sum(len(spec.prompt_ids) for spec in behind),
+            passed.num_outputs + sum(spec.asked.num_sequences for spec in behind),
+        )
 
     def take(self, requests: AbstractSet[LiveRequest] | None = None) -> list[Sequence]:
         """Removes the live sequences of these requests; None: of all.
