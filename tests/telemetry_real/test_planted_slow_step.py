@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import statistics
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,20 @@ class Run:
             if self.long.request_id in chunks and reported["headrace.step.decodes"]:
                 found[reported["headrace.step.id"]] = chunks[self.long.request_id]
         return found
+
+    def slow_steps(self) -> set[int]:
+        """Steps that took three times as long as one of decodes alone usually does, or longer."""
+        steps = [(span, attributes(span)) for span in self.spans if span["name"] == "engine.step"]
+        took = {
+            reported["headrace.step.id"]: int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])
+            for span, reported in steps
+        }
+        usual = statistics.median(
+            took[reported["headrace.step.id"]]
+            for _, reported in steps
+            if reported["headrace.step.decodes"] and not reported.get("headrace.step.prefill_request_ids")
+        )
+        return {step for step, time_ns in took.items() if time_ns >= 3 * usual}
 
     def delayed(self, answer: Answer, steps: dict[int, int]) -> dict[int, int]:
         """Tokens of an answer that were sampled in one of the steps: index and step."""
@@ -187,10 +202,11 @@ def in_words(run: Run, answer: Answer) -> str:
 def test_the_long_prompt_is_named_for_each_token_that_it_delayed(run: Run) -> None:
     steps = run.long_steps()
     assert sum(steps.values()) == LONG_TOKENS
-    # Only chunks so long that each is a delay beside steps of decodes alone; what is left for the
-    # last one may be short.
-    long_ones = {step: num_tokens for step, num_tokens in steps.items() if num_tokens >= 256}
-    assert len(long_ones) >= 2, steps
+    # Only chunks so long that each is a delay beside steps of decodes alone, which take long on a
+    # busy machine; what is left for the last one may be short.
+    slow = run.slow_steps()
+    long_ones = {step: num_tokens for step, num_tokens in steps.items() if num_tokens >= 256 and step in slow}
+    assert long_ones, steps
     num_delayed = 0
     for answer in run.decodes:
         words = in_words(run, answer)

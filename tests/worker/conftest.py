@@ -21,7 +21,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     A launch of decode attention has as many as fill a card, most of them with nothing to do.
     """
     if INTERPRETED:
-        monkeypatch.setattr(plan, "TARGET_PROGRAMS", 32)
+        monkeypatch.setattr(plan, "TARGET_PROGRAMS", 16)
 
 
 @pytest.fixture(scope="session")

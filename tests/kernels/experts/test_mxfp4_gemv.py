@@ -38,7 +38,7 @@ def multiplied(
         ((1, 3, 2, 416, 64), (FewTile(1, 2, 8), FewTile(2, 1))),
         ((1, 4, 3, 96, 288), (FewTile(2, 1, 3), FewTile(1, 1, in_order=True))),
         ((2, 3, 2, 96, 288), (FewTile(1, 1, 3), FewTile(2, 1))),
-        ((2, 4, 3, 32, 416), (FewTile(4, 3, 9), FewTile(1, 6))),
+        ((2, 3, 2, 32, 416), (FewTile(4, 3, 9), FewTile(1, 6))),
     ],
 )
 @pytest.mark.parametrize("has_biases", [False, True])
