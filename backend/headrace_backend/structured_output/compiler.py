@@ -58,6 +58,8 @@ class GrammarCompiler:
         self._thread = threading.local()
         self._trials: list[TrialProcess] = []
         self._kept: OrderedDict[StructuredOutput, Compiled] = OrderedDict()
+        # Whether there may be too many since somebody looked: requests of known forms add none.
+        self._may_exceed = False
 
     def compile(self, asked: StructuredOutput) -> Compiled:
         """The compiled grammar, which may be there already. Its exception is a `RequestRefused`.
@@ -76,6 +78,7 @@ class GrammarCompiler:
             self._pool = thread_pool(_NUM_THREADS, "grammars")
         self._kept.pop(asked, None)
         compiled = self._kept[asked] = self._pool.submit(self._compile, asked)
+        self._may_exceed = True
         return compiled
 
     def give_up(self, asked: StructuredOutput) -> None:
@@ -86,6 +89,9 @@ class GrammarCompiler:
 
     def make_room(self) -> None:
         """Forgets the grammars that nobody asked for the longest, of those that are compiled."""
+        if not self._may_exceed:
+            return
+        self._may_exceed = not all(compiled.done() for compiled in self._kept.values())
         ended = {asked: _num_bytes(asked, compiled) for asked, compiled in self._kept.items() if compiled.done()}
         num_kept, num_bytes = len(ended), sum(ended.values())
         for asked, size in ended.items():

@@ -207,6 +207,21 @@ def test_grammars_that_nobody_asks_for_make_room(
     assert own_compiler.compile(forms[0]) is not compiled[0]
 
 
+def test_requests_of_known_forms_look_at_no_other_grammar(
+    own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_compiler.compile(choice(["known"])).result()
+    own_compiler.make_room()
+    looked_at: list[StructuredOutput] = []
+    monkeypatch.setattr(compiler_module, "_num_bytes", lambda asked, compiled: looked_at.append(asked) or 0)
+    own_compiler.compile(choice(["known"])).result()
+    own_compiler.make_room()
+    assert not looked_at
+    own_compiler.compile(choice(["another"])).result()
+    own_compiler.make_room()
+    assert len(looked_at) == 2
+
+
 def test_grammars_take_so_much_memory_together_however_short_they_are(
     own_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
