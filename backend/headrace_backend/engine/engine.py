@@ -434,7 +434,7 @@ class Engine:
         if awaits_masks and not self._timing.knows_due:
             return None
         worthwhile = awaits_masks or self._gains_by_waiting()
-        if not self._timing.may_plan(now_ns, worthwhile, self._scheduler.has_prompts):
+        if not self._timing.may_plan(now_ns, worthwhile, self._timing.holds and self._scheduler.has_prompts):
             return None
         self._endings.end_expired(now_ns)
         num_settled, isolation = self._meter.num_settled_steps, self._isolation

@@ -170,6 +170,11 @@ class PlanTiming:
         return None if self._due_ns is None else self._due_ns[self._has_prompts]
 
     @property
+    def holds(self) -> bool:
+        """Whether plans may be held back, so that it matters what waits."""
+        return self._holds
+
+    @property
     def knows_due(self) -> bool:
         """Whether it can say when a plan is due, so that a plan may wait until then."""
         return self._holds and any(lead.known for lead in self._leads)
