@@ -28,8 +28,6 @@ from headrace_backend.step.plan_bytes import (
 _NS_PER_S = 1_000_000_000
 _MIN_RETRY_NS = 100_000_000
 _MAX_RETRY_NS = 30 * _NS_PER_S
-
-
 _NOBODY = Passed()
 
 

@@ -1,8 +1,8 @@
 """The counts and limits of one tenant, kept for admission, scheduler and cache.
 
-Owns the counts. Does not decide when an account is opened, charged or forgotten (`quotas`), how
-much of a quota this engine has (`sharing`), who is admitted for a step or preempted (`scheduler`),
-nor which blocks are whose (`kv_cache_manager`).
+Owns the counts, and their sums over tenants that somebody passes. Does not decide when an account
+is opened, charged or forgotten (`quotas`), how much of a quota this engine has (`sharing`), who is
+admitted for a step or preempted (`scheduler`), nor which blocks are whose (`kv_cache_manager`).
 
     quotas              limits, shares, max_blocks; num_streams, num_charged_tokens
     admission           num_waiting_outputs, num_waiting_tokens
@@ -102,6 +102,6 @@ class Passed(NamedTuple):
 
     @classmethod
     def of(cls, accounts: Iterable[TenantAccount]) -> Passed:
-        """All that waits of tenants who wait for their share of the cache."""
+        """All that waits of these tenants."""
         waiting = [(account.num_waiting_tokens, account.num_waiting_outputs) for account in accounts]
         return cls(sum(tokens for tokens, _ in waiting), sum(outputs for _, outputs in waiting))
