@@ -213,7 +213,12 @@ def test_requests_of_known_forms_look_at_no_other_grammar(
     own_compiler.compile(choice(["known"])).result()
     own_compiler.make_room()
     looked_at: list[StructuredOutput] = []
-    monkeypatch.setattr(compiler_module, "_num_bytes", lambda asked, compiled: looked_at.append(asked) or 0)
+
+    def num_bytes(asked: StructuredOutput, compiled: object) -> int:
+        looked_at.append(asked)
+        return 0
+
+    monkeypatch.setattr(compiler_module, "_num_bytes", num_bytes)
     own_compiler.compile(choice(["known"])).result()
     own_compiler.make_room()
     assert not looked_at

@@ -18,7 +18,8 @@ Adding and removing cost O(log waiting) comparisons; what was aborted is swept o
 the front or makes up half of its line. One sequence near a front can be *brought forward*: it is
 shown and taken in the front's place until it is put back, and no other tenant's turn changes. Also
 counts the tokens that wait, by which the token budget tells a crowd from a few: those of parked
-lines could not be computed, and don't count.
+lines could not be computed, and don't count. And it says what a newcomer would not wait for, by
+which a deadline is kept or refused.
 """
 
 from __future__ import annotations
