@@ -11,10 +11,11 @@ each, side by side in shared memory. A step is 128 bytes of inputs. The copy eng
 weight, and rows of x that are in the order of the pairs; rows of tokens, which are gathered, are
 copied by the threads, 16 bytes each. All of it comes SLOTS - 1 steps ahead (`hopper.ring`), past
 the end of a program's tile into its next one, so that the next tile's first steps come while
-results are stored. As many programs run as the card holds. They take tiles in turn, all blocks of
-outputs of a tile behind one another, so that its rows are in the second cache, and so is the weight
-of an expert's next tile. Which tiles those are, which rows they have and what their sums are
-multiplied by is asked for a tile ahead (`tile_table`).
+results are stored. Outputs' first weights are asked for while gates and ups still run: which they
+are was known before those began (`early_launch`). As many programs run as the card holds. They take
+tiles in turn, all blocks of outputs of a tile behind one another, so that its rows are in the
+second cache, and so is the weight of an expert's next tile. Which tiles those are, which rows they
+have and what their sums are multiplied by is asked for a tile ahead (`tile_table`).
 
 Sums are fp32, in the order of the inputs: no atomics, the same bits every time. Of FP8 tensor cores
 add up alone, in blocks 128 inputs, whose sums fp32 adds up with their scales. Nothing else is to be
@@ -124,10 +125,23 @@ def _copy_step(
     x_ptr, x_desc, w_desc, arrived, x_smem, w_smem, slot, here, pairs, k, SIZES: gl.constexpr
 ):  # fmt: skip
     """Copies a step: the inputs from k on of a piece of work's pairs and of its outputs."""
-    expert, first, _, first_n = here
+    _copy_weight(x_desc, w_desc, arrived, w_smem, slot, here, k, SIZES)
+    _copy_rows(x_ptr, x_desc, arrived, x_smem, slot, here, pairs, k, SIZES)
+
+
+@gluon.jit
+def _copy_weight(x_desc, w_desc, arrived, w_smem, slot, here, k, SIZES: gl.constexpr):
+    """Copies a step's weight; its slot expects the rows of x too, if the engine copies them."""
+    expert, _, _, first_n = here
     mbarrier.expect(arrived.index(slot), 128 * (SIZES.width + (0 if x_desc is None else SIZES.block_m)))
     corner = [expert * SIZES.sides, first_n, k]
     tma.async_copy_global_to_shared(w_desc, corner, arrived.index(slot), w_smem.index(slot))
+
+
+@gluon.jit
+def _copy_rows(x_ptr, x_desc, arrived, x_smem, slot, here, pairs, k, SIZES: gl.constexpr):
+    """Copies a step's rows of x, whose slot `_copy_weight` has prepared."""
+    _, first, _, _ = here
     if x_desc is not None:
         tma.async_copy_global_to_shared(x_desc, [first, k], arrived.index(slot), x_smem.index(slot))
     else:
@@ -240,19 +254,29 @@ def _grouped_gemm_kernel(
     sides = w_smem._reinterpret(DTYPE, [SLOTS, SIZES.width, STEP], SHARED)
     arrived = new_barriers(SLOTS)
     publish_barriers()
-    if EARLY:
+    # The kernel of gates and ups let this one start behind its own wait, so tables and order are
+    # written; its results are not.
+    AHEAD: gl.constexpr = EARLY and not SIZES.is_gated
+    if EARLY and not AHEAD:
         grid_before_is_done()
         grid_behind_may_start()
-    total = gl.load(count_ptr) * SIZES.columns
+    total = gl.load(count_ptr, cache_modifier=".cg" if AHEAD else "") * SIZES.columns
     work = gl.program_id(0)
     stride = gl.num_programs(0)
+    if AHEAD:
+        if work >= total:
+            grid_before_is_done()
+            return
     if work < total:
-        here = located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES)
-        pairs = pairs_of(order_ptr, here, SIZES)
+        here = located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES, AHEAD)
+        pairs = pairs_of(order_ptr, here, SIZES, AHEAD)
         for early in gl.static_range(SLOTS - 1):
-            _copy_step(
-                x_ptr, x_desc, w_desc, arrived, x_smem, w_smem, early, here, pairs, early * STEP, SIZES
-            )  # fmt: skip
+            _copy_weight(x_desc, w_desc, arrived, w_smem, early, here, early * STEP, SIZES)
+        if AHEAD:
+            grid_before_is_done()
+            grid_behind_may_start()
+        for early in gl.static_range(SLOTS - 1):
+            _copy_rows(x_ptr, x_desc, arrived, x_smem, early, here, pairs, early * STEP, SIZES)
         factors = factors_of(x_scale_ptr, scale_ptr, weights_ptr, here, pairs, SIZES)
         places = block_places(here, pairs, SIZES, BESIDE)
         scales = block_scales(x_scale_ptr, scale_ptr, x_room, places, 0, SIZES)
@@ -359,6 +383,8 @@ def multiply_grouped_gemm(
     gating: Gating | None,
 ) -> None:
     """One product of all pairs.
+
+    Without gating it is behind the gated one, which has waited for the sort and the table.
 
     Args:
         x: [num_tokens, num_inputs] if gated, or [num_pairs, num_inputs] in the order of the pairs,

@@ -130,27 +130,33 @@ def _of_outputs(num_warps):
 
 
 @gluon.jit
-def located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES: gl.constexpr):
+def located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES: gl.constexpr, AHEAD: gl.constexpr = False):
     """A piece of work: its expert, its first pair, where that expert's pairs end, its first output.
 
-    Behind the last piece it is that one again.
+    Behind the last piece it is that one again. AHEAD: it is read before the kernel waits, past the
+    first cache, where those of an earlier table may still be.
     """
+    CACHE: gl.constexpr = ".cg" if AHEAD else ""
     COLUMNS: gl.constexpr = SIZES.columns
     work = gl.minimum(work, total - 1)
-    expert = gl.load(experts_ptr + work // COLUMNS)
-    first = gl.load(firsts_ptr + work // COLUMNS)
-    return expert, first, gl.load(starts_ptr + expert + 1), work % COLUMNS * SIZES.block_n
+    expert = gl.load(experts_ptr + work // COLUMNS, cache_modifier=CACHE)
+    first = gl.load(firsts_ptr + work // COLUMNS, cache_modifier=CACHE)
+    end = gl.load(starts_ptr + expert + 1, cache_modifier=CACHE)
+    return expert, first, end, work % COLUMNS * SIZES.block_n
 
 
 @gluon.jit
-def pairs_of(order_ptr, here, SIZES: gl.constexpr):
+def pairs_of(order_ptr, here, SIZES: gl.constexpr, AHEAD: gl.constexpr = False):
     """The pairs of a piece of work, [BLOCK_M]; beyond the end its expert's last one.
 
-    Gated in turn they are places in x, beside which registers have no room for the pairs.
+    Gated in turn they are places in x, beside which registers have no room for the pairs. AHEAD:
+    as `located` takes it.
     """
     _, first, end, _ = here
     ROWS: gl.constexpr = gl.SliceLayout(1, of_rows(SIZES.item, gl.num_warps()))
-    pairs = gl.load(order_ptr + gl.minimum(first + gl.arange(0, SIZES.block_m, layout=ROWS), end - 1))
+    CACHE: gl.constexpr = ".cg" if AHEAD else ""
+    places = gl.minimum(first + gl.arange(0, SIZES.block_m, layout=ROWS), end - 1)
+    pairs = gl.load(order_ptr + places, cache_modifier=CACHE)
     if SIZES.is_gated and SIZES.in_turn:
         pairs = pairs // SIZES.per_token * SIZES.num_inputs
     return pairs

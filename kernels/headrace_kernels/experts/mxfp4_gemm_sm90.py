@@ -49,7 +49,8 @@ from headrace_kernels.experts.mxfp4_step_sm90 import (
     add_last_step,
     add_step,
     begin_step,
-    copy_step,
+    copy_rows,
+    copy_words,
     expect_step,
     scale_places,
     step_scales,
@@ -148,18 +149,29 @@ def _mxfp4_gemm_kernel(
     given = (x_ptr, x_desc, word_desc, scale_ptr)
     rings = (arrived, x_smem, word_smem, word_smem._reinterpret(gl.int16, [SLOTS, SIZES.width, 32], WORDS))
     publish_barriers()
-    if EARLY:
+    # As in `grouped_gemm_sm90`: the kernel of gates and ups has waited for tables and order.
+    AHEAD: gl.constexpr = EARLY and not SIZES.is_gated
+    if EARLY and not AHEAD:
         grid_before_is_done()
         grid_behind_may_start()
-    total = gl.load(count_ptr) * SIZES.columns
+    total = gl.load(count_ptr, cache_modifier=".cg" if AHEAD else "") * SIZES.columns
     work = gl.program_id(0)
     stride = gl.num_programs(0)
+    if AHEAD:
+        if work >= total:
+            grid_before_is_done()
+            return
     if work < total:
-        here = located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES)
-        pairs = pairs_of(order_ptr, here, SIZES)
+        here = located(starts_ptr, experts_ptr, firsts_ptr, work, total, SIZES, AHEAD)
+        pairs = pairs_of(order_ptr, here, SIZES, AHEAD)
         for early in gl.static_range(SLOTS - 1):
             expect_step(arrived, early, True, SIZES)
-            copy_step(given, rings, early, here, pairs, early, True, SIZES)
+            copy_words(given, rings, early, here, early, True, SIZES)
+        if AHEAD:
+            grid_before_is_done()
+            grid_behind_may_start()
+        for early in gl.static_range(SLOTS - 1):
+            copy_rows(given, rings, early, here, pairs, early, True, SIZES)
         factors = factors_of(None, None, weights_ptr, here, pairs, SIZES)
         places = scale_places(here, SIZES, LEFT)
         scales = step_scales(scale_ptr, places, 0)
@@ -230,6 +242,8 @@ def multiply_mxfp4_gemm(
     gating: Gating | None,
 ) -> None:
     """One product of all pairs.
+
+    Without gating it is behind the gated one, which has waited for the sort and the table.
 
     Args:
         x: [num_tokens, num_inputs] if gated, or [num_pairs, num_inputs] in the order of the pairs,

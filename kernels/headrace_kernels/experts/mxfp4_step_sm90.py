@@ -58,15 +58,30 @@ def copy_step(given, rings, slot, here, pairs, step, is_copied, SIZES: gl.conste
 
     Words of outputs behind an expert's last one, and numbers behind the last row of x, are 0.
     """
-    x_ptr, x_desc, word_desc, _ = given
-    arrived, x_smem, word_smem, _ = rings
-    expert, first, _, first_n = here
-    barrier = arrived.index(slot)
+    copy_words(given, rings, slot, here, step, is_copied, SIZES)
+    copy_rows(given, rings, slot, here, pairs, step, is_copied, SIZES)
+
+
+@gluon.jit
+def copy_words(given, rings, slot, here, step, is_copied, SIZES: gl.constexpr):
+    """Copies a step's words, of which the slot is told already."""
+    _, _, word_desc, _ = given
+    arrived, _, word_smem, _ = rings
+    expert, _, _, first_n = here
     corner = [expert * SIZES.sides, first_n, step * 32]
     words = word_smem.index(slot)
-    tma.async_copy_global_to_shared(word_desc, corner, barrier, words, pred=is_copied)
+    tma.async_copy_global_to_shared(word_desc, corner, arrived.index(slot), words, pred=is_copied)
+
+
+@gluon.jit
+def copy_rows(given, rings, slot, here, pairs, step, is_copied, SIZES: gl.constexpr):
+    """Copies a step's rows of x, of which the slot is told already."""
+    x_ptr, x_desc, _, _ = given
+    arrived, x_smem, _, _ = rings
+    _, first, _, _ = here
     if x_desc is not None:
-        tma.async_copy_global_to_shared(x_desc, [first, step * 128], barrier, x_smem.index(slot), pred=is_copied)
+        corner = [first, step * 128]
+        tma.async_copy_global_to_shared(x_desc, corner, arrived.index(slot), x_smem.index(slot), pred=is_copied)
     else:
         ROWS: gl.constexpr = of_rows(SIZES.item, gl.num_warps())
         inputs = step * 128 + gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(0, ROWS)), 0)

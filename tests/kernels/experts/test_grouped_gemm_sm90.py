@@ -203,6 +203,31 @@ def emulated(
         return case.multiplied(tile, table)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_the_kernel_before_writes_is_read_behind_the_wait(gated: bool) -> None:
+    """Gates and ups wait for the sort and the table, outputs for inner elements alone."""
+    case = Case("plain", torch.float16, (96, 256), SILU if gated else None)
+    table, expected = tile_table_reference(case.pairs, 64), case.expected()
+    awaited = (*table, *case.pairs) if gated else (case.x,)
+    written = [tensor.clone() for tensor in awaited]
+    for tensor in awaited:
+        tensor.fill_(1 << 20 if gated else float("nan"))
+
+    def on_card(source: str, operands: list[Any], kind: object) -> Tensor:
+        if "griddepcontrol.wait" in source:
+            for tensor, numbers in zip(awaited, written, strict=True):
+                tensor.copy_(numbers)
+        return assembly(source, operands, kind)
+
+    with (
+        mock.patch.object(card, "launches_early", lambda device: True),
+        mock.patch.object(card, "multiprocessors", lambda device: 1),
+        mock.patch.object(grouped_gemm_sm90, "programs_at_a_time", lambda *sizes: 1),
+        emulating(grouped_gemm_sm90, "_grouped_gemm_kernel", on_card, True, None),
+    ):
+        close(case.multiplied(GroupedTile(64, 32, 4, 4), table), expected)
+
+
 def of_one_side(tile: GroupedTile) -> GroupedTile:
     """A tile of as many outputs as `tile` has gates and ups."""
     return tile._replace(block_n=2 * tile.block_n)
