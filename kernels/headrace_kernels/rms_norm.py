@@ -1,15 +1,18 @@
 """Root mean square norm, alone or fused with the residual addition before it.
 
 Its results are in the model's dtype, or rounded to 8 bits for the product behind it, or both where
-a router reads beside experts in FP8.
+a router reads beside experts in FP8. What is added may be in parts, the outputs of a token's
+experts, which are added up first.
 
 One kernel per operation. A program holds whole rows in registers and reads each number once; short
 rows (the norm of each head) share a program. Rows longer than any known model's take the reference.
 
 Launch rule: one row a program from 2,048 numbers on, otherwise as many rows as fill 2,048; 16
 numbers (two loads of 16 bytes) a thread, at most 16 warps. It does not depend on the number of
-rows, so a row's result does not either. With the residual stream, 8,192
-rows of 4,096 reach 3.92 TB/s on an H200 (docs/experiments.md, "Launch rules of kernels").
+rows, so a row's result does not either. With the residual stream, 8,192 rows of 4,096 reach 3.92
+TB/s on an H200 (docs/experiments.md, "Launch rules of kernels"). Parts have 4 numbers a thread:
+with 16 the compiler waits for some parts before it asks for the others, and a step of 64 rows of
+Qwen3-30B-A3B takes 1% longer ("down's weights, and outputs in parts").
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -56,9 +59,26 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.mul_(weight).to(x.dtype)
 
 
+def summed(x: Tensor) -> Tensor:
+    """The sum of a layer's output that is in parts; an output that is whole as it is.
+
+    Args:
+        x: [num_tokens, parts, size], added up in order in fp32; or [num_tokens, size].
+
+    Returns:
+        [num_tokens, size] in the type of x.
+    """
+    if x.dim() == 2:
+        return x
+    total = x[:, 0].float()
+    for part in x.unbind(1)[1:]:
+        total = total + part
+    return total.to(x.dtype)
+
+
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`residual += x` in place, then the norm of the sum. See `add_rms_norm`."""
-    return rms_norm_reference(residual.add_(x), weight, eps)
+    return rms_norm_reference(residual.add_(summed(x)), weight, eps)
 
 
 def rounded_rms_norm_reference(x: Tensor, weight: Tensor, eps: float, rounding: InputRounding) -> RoundedTokens:
@@ -171,6 +191,16 @@ def _rms_norm_kernel(
     _store(normed, out, scales, unrounded, places, mask, rows, num_rows, x.dtype.element_ty, room, GROUP, GROUPS)
 
 
+@triton.jit
+def _sum_of_parts(x, rows, offs, mask, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """Rows of x [rows, PARTS, SIZE] added up in order, fp32, rounded as whole outputs are."""
+    total = tl.load(x + (rows * PARTS)[:, None] * SIZE + offs, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        own = (rows * PARTS + part)[:, None] * SIZE + offs
+        total += tl.load(x + own, mask=mask, other=0.0).to(tl.float32)
+    return total.to(x.dtype.element_ty).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_rms_norm_kernel(
     x,
@@ -184,6 +214,7 @@ def _add_rms_norm_kernel(
     room,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -198,7 +229,7 @@ def _add_rms_norm_kernel(
     if EARLY:
         grid_before_is_done()
     places = rows[:, None] * SIZE + offs
-    added = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    added = _sum_of_parts(x, rows, offs, mask, PARTS, SIZE)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     store_added_norm(
         added, stream, factors, residual, out, scales, places, mask, rows, num_rows, eps, SIZE,
@@ -250,14 +281,17 @@ def _launch_rms_norm(x: Tensor, weight: Tensor, eps: float, to: Activations) -> 
 
 def _launch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, to: Activations) -> None:
     out, scales, kept = _parts(to)
-    num_rows, size = residual.shape
+    (num_rows, size), parts = residual.shape, x.shape[1:-1].numel()
     if num_rows:
         rows, block, num_warps = launch_rule(size)
+        if parts > 1:
+            # So few numbers a thread that it has all parts' under way at a time.
+            num_warps = min(16, max(1, rows * block // 128))
         grid = (triton.cdiv(num_rows, rows),)
         early = card.launches_early(x.device)
         _add_rms_norm_kernel[grid](
-            x, residual, weight, out, scales, kept, num_rows, eps, *_grouping(to, block), size, rows, block, early,
-            num_warps=num_warps, launch_pdl=early,
+            x, residual, weight, out, scales, kept, num_rows, eps, *_grouping(to, block), parts,
+            size, rows, block, early, num_warps=num_warps, launch_pdl=early,
         )  # fmt: skip
 
 
@@ -330,7 +364,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """Adds x to the residual stream, which is changed in place, and normalizes the sum.
 
     Args:
-        x: [num_tokens, size] a layer's output.
+        x: [num_tokens, size] a layer's output, or its parts [num_tokens, parts, size], added up as
+            `summed` does.
         residual: [num_tokens, size] the residual stream; holds the sum afterwards.
         weight: [size].
         eps: Added to the mean square.
@@ -351,7 +386,8 @@ def rounded_add_rms_norm(
     """`round_tokens` of the normalized sum, in one operation.
 
     Args:
-        x: [num_tokens, size] a layer's output.
+        x: [num_tokens, size] a layer's output, or its parts [num_tokens, parts, size], added up as
+            `summed` does.
         residual: [num_tokens, size] the residual stream; holds the sum afterwards.
         weight: [size].
         eps: Added to the mean square.
@@ -363,6 +399,6 @@ def rounded_add_rms_norm(
     """
     if not _takes_sum(x, residual) or not takes_size(x.shape[-1]):
         return _rounded_behind(add_rms_norm(x, residual, weight, eps), rounding, keeps)
-    tokens = RoundedTokens.empty(x.shape, rounding, x.device, x.dtype if keeps else None)
+    tokens = RoundedTokens.empty(residual.shape, rounding, x.device, x.dtype if keeps else None)
     _launch_add_rms_norm(x, residual, weight, eps, tokens)
     return tokens

@@ -288,7 +288,8 @@ def test_tiles_find_the_sort_behind_the_first_wait_and_all_else_behind_their_own
     with kernels_on("cpu"), poisoned_memory("cpu"):
         ahead = KernelsAhead(monkeypatch, mixture_kernels, (x, *pairs), (choice.weights,))
         ahead.first_programs = 2 * tiles
-        mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, out, (tile, tile))
+        outputs = mixture_kernels.multiply_pairs(x, choice, pairs, gate_up, down, (tile, tile))
+        mixture_kernels.combine_pairs(outputs, choice, down, out)
     close(out, expected)
     assert ahead.waits == ahead.released == (2 + 3) * tiles + 6
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.support.kernel_case import DEVICES, DTYPES, Numbers, assert_rounded, kernels_on, poisoned_memory
 
-from headrace_kernels.rms_norm import add_rms_norm, rms_norm
+from headrace_kernels.input_rounding import InputRounding
+from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, summed
 
 EPS = 1e-5
 
@@ -85,6 +86,32 @@ def test_add_rms_norm_keeps_the_sum_and_norms_it(rows: int, size: int, dtype: to
     check_add(Numbers(device, dtype, seed=rows * size), rows, size)
 
 
+def check_parts(numbers: Numbers, rows: int, parts: int, size: int) -> None:
+    """Parts give the stream the bits that their sum gives it, and their sum is rounded once."""
+    x, residual, weight = numbers.randn(rows, parts, size), numbers.randn(rows, size), numbers.randn(size)
+    whole, streams = summed(x), (residual, residual.clone(), residual.clone())
+    assert_rounded(whole, x.double().sum(1), roundings=2)
+    with kernels_on(numbers.device), poisoned_memory(numbers.device):
+        normed = add_rms_norm(x, streams[0], weight, EPS)
+        add_rms_norm(whole, streams[1], weight, EPS)
+        rounded = rounded_add_rms_norm(x, streams[2], weight, EPS, InputRounding(torch.int8), keeps=True)
+    assert torch.equal(streams[0], streams[1]) and torch.equal(streams[2], streams[1])
+    # More warps share a row than of whole outputs, and sum its squares in another order.
+    assert_rounded(normed, expected_norm(residual, weight), roundings=2)
+    assert rounded.unrounded is not None and torch.equal(rounded.unrounded, normed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, parts, size", [(3, 2, 7), (5, 3, 64), (2, 8, 2048), (1, 1, 48)])
+def test_an_output_in_parts_is_added_up_first(
+    rows: int, parts: int, size: int, dtype: torch.dtype, device: str
+) -> None:
+    if dtype is torch.bfloat16 and device == "cpu":
+        pytest.skip("the interpreter cuts a sum off where it becomes bf16")
+    check_parts(Numbers(device, dtype, seed=rows * size), rows, parts, size)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -94,6 +121,7 @@ def test_norms_at_the_sizes_of_models(rows: int, size: int, dtype: torch.dtype) 
     numbers = Numbers("cuda", dtype, seed=rows * size)
     check_norm(numbers.randn(rows, size), numbers.randn(size))
     check_add(numbers, rows, size)
+    check_parts(numbers, min(rows, 2000), 8, size)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from headrace_backend.layers.step_metadata import StepMetadata
 from headrace_backend.layers.stream_scalar import StreamScalar
 from headrace_backend.weights.placement import Placement
 from headrace_kernels.launch_kind import launch_kind
+from headrace_kernels.rounded_tokens import Activations
 from headrace_model_folder import description
 from headrace_model_folder.description import Experts, Layer, Mlp, Norm
 
@@ -63,6 +64,14 @@ class DecoderLayer(nn.Module):
         self.scalar = None if layer.scalar is None else StreamScalar(layer.scalar, placement)
         # Partial outputs of several ranks are all-reduced before they reach the residual stream.
         self._is_whole = placement.shard.world_size == 1
+        between = (self.mlp_output_norm, self.per_layer_residual, self.scalar)
+        # Whether nothing reads experts' outputs before the norm behind the layer does.
+        self._ends_in_experts = (
+            self._is_whole
+            and isinstance(self.mlp, ExpertMlp)
+            and self.mlp.shared is None
+            and all(part is None for part in between)
+        )
 
     def forward(
         self,
@@ -77,7 +86,8 @@ class DecoderLayer(nn.Module):
 
         Args:
             pending: [num_tokens, hidden_size] the layer before's output, of several ranks this
-                one's part of it, not yet in the residual stream; None for the first layer.
+                one's part of it, not yet in the residual stream; or of one rank [num_tokens, parts,
+                hidden_size], which are added up first; None for the first layer.
             residual: [num_tokens, hidden_size] the residual stream, changed in place.
             rotations: The step's rows of each rotary table.
             kv_cache: This layer's cache, or the states of its rows.
@@ -86,8 +96,7 @@ class DecoderLayer(nn.Module):
                 None: the model's layers have nothing.
 
         Returns:
-            [num_tokens, hidden_size] this layer's output, not yet in the residual stream; None: it
-            is.
+            This layer's output as `pending`, not yet in the residual stream; None: it is.
         """
         heads = self.heads(pending, residual, rotations, kv_cache, metadata)
         return self.behind_heads(heads, residual, own_input)
@@ -100,10 +109,14 @@ class DecoderLayer(nn.Module):
         return self.self_attn.heads(normed, rotations[self.rotation], kv_cache, metadata)
 
     def behind_heads(self, heads: Tensor, residual: Tensor, own_input: Tensor | None = None) -> Tensor | None:
-        """`after_heads`, or None where many tokens' products are added as they are made.
+        """`after_heads`, its parts, or None where many tokens' products are added as they are made.
 
-        The arguments are those of `after_heads`; of None the residual stream has the output.
+        The arguments are those of `after_heads`; of None the residual stream has the output. Parts
+        are [n, parts, hidden_size], experts' outputs that the norm behind the layer adds up.
         """
+        if self._ends_in_experts:
+            assert isinstance(self.mlp, ExpertMlp)
+            return self.mlp.in_parts(self._attended(heads, residual))
         if not self._adds(len(residual)):
             return self.after_heads(heads, residual, own_input)
         self.self_attn.o_proj.add_to(residual, heads)
@@ -133,11 +146,7 @@ class DecoderLayer(nn.Module):
         Returns:
             [n, hidden_size] this layer's output, not yet in the residual stream.
         """
-        attended: Tensor = self.self_attn.o_proj(heads)
-        if self.attention_output_norm is not None:
-            attended = self.attention_output_norm.of_output(attended)
-        form = self.mlp.rounds_to(len(residual)), self.mlp.reads_unrounded
-        normed = self.post_attention_layernorm.of_stream(attended, residual, *form)
+        normed = self._attended(heads, residual)
         out: Tensor = self.mlp(normed, residual) if isinstance(self.mlp, ExpertsBeside) else self.mlp(normed)
         if self.mlp_output_norm is not None:
             out = self.mlp_output_norm.of_output(out)
@@ -145,6 +154,14 @@ class DecoderLayer(nn.Module):
             assert own_input is not None, "layers with an input of their own are given it"
             out = self.per_layer_residual(residual.add_(out), own_input)
         return out if self.scalar is None else self.scalar.scale(residual, out)
+
+    def _attended(self, heads: Tensor, residual: Tensor) -> Activations:
+        """What the MLP takes, behind the output projection, which is added to the stream."""
+        attended: Tensor = self.self_attn.o_proj(heads)
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm.of_output(attended)
+        form = self.mlp.rounds_to(len(residual)), self.mlp.reads_unrounded
+        return self.post_attention_layernorm.of_stream(attended, residual, *form)
 
     def fuses(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens takes `forward_fused`.

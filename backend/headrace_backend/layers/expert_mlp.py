@@ -155,6 +155,15 @@ class ExpertMlp(nn.Module):
         out = self.mixed(x, self.choose(unrounded(x)))
         return out if self.shared is None else out.add_(self.shared(x))
 
+    def in_parts(self, x: Activations) -> Tensor:
+        """`forward` where it is whole, or its parts [num_tokens, parts, hidden_size].
+
+        Parts are left to the norm behind, which adds them up. For experts of one rank that are
+        alone.
+        """
+        assert self.shared is None, "a shared expert's output is added to whole ones"
+        return mixture.mixture_in_parts(x, self.choose(unrounded(x)), *self._weights, self._gating)
+
     def mixed(self, x: Activations, choice: Choice) -> Tensor:
         """The chosen experts' weighted sum, [num_tokens, hidden_size] -> the same shape."""
         return mixture.mixture(x, choice, *self._weights, self._gating)

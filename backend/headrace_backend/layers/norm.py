@@ -21,7 +21,7 @@ from headrace_backend.layers.sharded_module import CheckpointPart, ShardedModule
 from headrace_backend.weights.destination import RaisedRows, TensorRows
 from headrace_backend.weights.placement import Placement, WeightTarget
 from headrace_kernels.input_rounding import InputRounding
-from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
+from headrace_kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm, summed
 from headrace_kernels.rounded_tokens import Activations, round_tokens
 from headrace_model_folder.description import Norm
 
@@ -43,7 +43,7 @@ class RmsNorm(ShardedModule):
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x to the residual stream in place and returns the norm of the sum.
 
-        All are [num_tokens, size].
+        All are [num_tokens, size]; x may be in parts, [num_tokens, parts, size].
         """
         return add_rms_norm(x, residual, self.weight, self.eps)
 
@@ -54,7 +54,8 @@ class RmsNorm(ShardedModule):
 
         Args:
             pending: [num_tokens, size] the output of the projection before, of several ranks this
-                one's part of it, which may be overwritten; None: nothing is added.
+                one's part of it, which may be overwritten; or [num_tokens, parts, size], which are
+                added up first; None: nothing is added.
             residual: [num_tokens, size].
             rounding: How it is rounded to 8 bits; None: it keeps the model's type.
             keeps: Whether what is rounded is read in the model's type too.
@@ -139,7 +140,8 @@ class PlainStream(nn.Module):
         """Returns the residual stream, to which `pending` is added first in place.
 
         Args:
-            pending: [num_tokens, size] the whole output of the layer before; None: there is none.
+            pending: [num_tokens, size] the whole output of the layer before, or its parts
+                [num_tokens, parts, size]; None: there is none.
             residual: [num_tokens, size].
             rounding: How it is rounded to 8 bits; None: it is the stream itself.
             keeps: Whether what is rounded is read in the model's type too.
@@ -151,7 +153,7 @@ class PlainStream(nn.Module):
     ) -> Activations:
         """Does what `of_stream` does."""
         if added is not None:
-            residual.add_(added)
+            residual.add_(summed(added))
         if rounding is None:
             return residual
         return dataclasses.replace(round_tokens(residual, rounding), unrounded=residual if keeps else None)

@@ -30,6 +30,7 @@ from headrace_backend.pp_rules import WHOLE, Stage
 from headrace_backend.quantization.head_weight import HeadWeight
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import Placement
+from headrace_kernels.rms_norm import summed
 from headrace_model_folder import ModelDescription, description
 from headrace_model_folder.description import GatedDeltaNet
 
@@ -131,7 +132,7 @@ class Decoder(nn.Module):
         if not self._layers[-1].is_output_whole:
             assert self._together is not None, "parts of an output are those of several ranks"
             pending = self._together.all_reduce(pending)
-        return residual.add_(pending)
+        return residual.add_(summed(pending))
 
     def _last_heads(
         self,

@@ -166,48 +166,73 @@ def mixture(
         over experts is rounded once, each expert's output before only where tokens are many.
         Whether inputs of products are rounded too, `rounds` says.
     """
-    if isinstance(x, RoundedTokens):
-        assert x.is_rounded_by(row_rounding(gate_up)), "tokens in other numbers or groups"
-        out = x.scales.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
-        _multiply_many(x, choice, gate_up, down, out, gating)
-        return out
-    if not takes_kernels(gate_up):
+    if isinstance(x, Tensor) and not takes_kernels(gate_up):
         return mixture_reference(x, choice, gate_up, down, gating)
-    out = x.new_empty(len(x), down.num_outputs)
+    out = choice.weights.new_empty(len(x), down.num_outputs, dtype=gate_up.dtype)
     if len(x) == 0:
         return out
-    if any(isinstance(each.weight, BlockWeight) for each in (gate_up, down)):
-        _multiply_blocks(x.contiguous(), choice, gate_up, down, out, gating)
-        return out
-    per_token = choice.experts.shape[1]
-    if len(x) <= min(_most_vectors(gate_up, per_token), _most_vectors(down, per_token)):
+    if isinstance(x, Tensor) and not _sorts(len(x), choice, gate_up, down):
         _multiply_few(x.contiguous(), choice, gate_up, down, out, None, False, gating)
-        return out
-    _multiply_many(x.contiguous(), choice, gate_up, down, out, gating)
+    else:
+        combine_pairs(_multiply_sorted(x, choice, gate_up, down, gating), choice, down, out)
     return out
 
 
+def mixture_in_parts(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating = SILU
+) -> Tensor:
+    """Computes `mixture`, or what it is the sum of where that is made first.
+
+    All experts are here. The arguments are those of `mixture`.
+
+    Returns:
+        [num_tokens, hidden], or [num_tokens, per_token, hidden], which is left to be added up in
+        order: the norm behind does so in the launch that it has anyhow.
+    """
+    assert gate_up.first_expert is None, "outputs of experts that are elsewhere are not written"
+    is_made = isinstance(x, RoundedTokens) or takes_kernels(gate_up) and _sorts(len(x), choice, gate_up, down)
+    if not is_made or len(x) == 0:
+        return mixture(x, choice, gate_up, down, gating)
+    return _multiply_sorted(x, choice, gate_up, down, gating).view(*choice.experts.shape, down.num_outputs)
+
+
+def _sorts(num_tokens: int, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Whether kernels sort the pairs of so many tokens; those of few are computed one by one."""
+    if any(isinstance(each.weight, BlockWeight) for each in (gate_up, down)):
+        return True
+    per_token = choice.experts.shape[1]
+    return num_tokens > min(_most_vectors(gate_up, per_token), _most_vectors(down, per_token))
+
+
+def _multiply_sorted(
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating
+) -> Tensor:
+    """What each pair adds to its token's output, [num_pairs, hidden], by the weights' kernels."""
+    if isinstance(x, RoundedTokens):
+        assert x.is_rounded_by(row_rounding(gate_up)), "tokens in other numbers or groups"
+        return _multiply_many(x, choice, gate_up, down, gating)
+    in_blocks = any(isinstance(each.weight, BlockWeight) for each in (gate_up, down))
+    return (_multiply_blocks if in_blocks else _multiply_many)(x.contiguous(), choice, gate_up, down, gating)
+
+
 def _multiply_many(
-    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor, gating: Gating
-) -> None:
+    x: Activations, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating
+) -> Tensor:
     """Many tokens, whose pairs are sorted, by the kernels of their weights' kind."""
     num_pairs = choice.experts.numel()
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     if isinstance(gate_up.weight, Mxfp4Weight):
         assert isinstance(x, Tensor), "MXFP4 takes tokens in the model's type"
         rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
-        multiply_many(x, choice, pairs, gate_up, down, out, rules, gating)
-        return
+        return multiply_many(x, choice, pairs, gate_up, down, rules, gating)
     rounded = rounds(len(x), gate_up, down)
     of_inner = row_rounding(down) if rounded[1] else None
     tiles = pair_rule(num_pairs, gate_up, True, rounded[0], of_inner), pair_rule(num_pairs, down, False, rounded[1])
     rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
-    multiply_pairs(rows, choice, pairs, gate_up, down, out, tiles, gating, rounds_inner=rounded[1])
+    return multiply_pairs(rows, choice, pairs, gate_up, down, tiles, gating, rounds_inner=rounded[1])
 
 
-def _multiply_blocks(
-    x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor, gating: Gating
-) -> None:
+def _multiply_blocks(x: Tensor, choice: Choice, gate_up: ExpertWeights, down: ExpertWeights, gating: Gating) -> Tensor:
     """Products of which one at least is in a file's blocks: pairs are sorted for any tokens."""
     pairs = sort_pairs(choice.experts, gate_up.num_experts, gate_up.first_expert)
     inner = x.new_empty(choice.experts.numel(), down.num_inputs)
@@ -218,7 +243,7 @@ def _multiply_blocks(
         else:
             tile = tile_rule(len(pairs.order), weights, gated=own is not None)
             multiply_tiles(rows, choice, pairs, weights, results, tile, own)
-    combine_pairs(outputs, choice, down, out)
+    return outputs
 
 
 def _multiply_few(

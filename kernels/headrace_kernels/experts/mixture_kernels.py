@@ -10,7 +10,7 @@ its outputs, as Y^T = W X^T, where no grouped GEMM of the card's own takes them
 (`grouped_gemm_sm90`). How many tiles there are is routing's, so the grid has room for the most
 there can be, and a program finds its expert from the starts of all. Weights of FP8 multiply
 rows of e4m3 (`rounded_tokens`) as they are, others rows in the model's type. `_combine_kernel` adds
-up the outputs of a token's pairs in order.
+up the outputs of a token's pairs in order, where no norm behind does (`rms_norm.summed`).
 
 Early launches (`early_launch`). Which weights a tile multiplies is the sort's to say, so gate and
 up wait first, and let the next kernel start behind their wait. Thus the sort has ended wherever
@@ -378,9 +378,9 @@ def block_words(most: int, layout: WeightLayout) -> int:
 
 
 def multiply_pairs(
-    x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
+    x: Activations, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights,
     tiles: tuple[AnyTile, AnyTile], gating: Gating = SILU, rounds_inner: bool = False,
-) -> None:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Computes the experts of many tokens, whose pairs are sorted by expert.
 
     Args:
@@ -389,18 +389,21 @@ def multiply_pairs(
         pairs: The choice's pairs, sorted.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
-        out: [num_tokens, hidden], written.
         tiles: Tile of the gate-up product, and of the down product, each of the kernel that runs.
         gating: What is between gate-up and down.
         rounds_inner: Whether inner elements are rounded to e4m3: by the gate-up product itself if
             its tile says so, or by a launch of its own.
+
+    Returns:
+        [num_pairs, hidden] in the model's type: what each pair adds to its token's output. Rows of
+        pairs whose expert is not here are not written.
     """
     num_pairs = len(pairs.order)
-    outputs = out.new_empty(num_pairs, down.num_outputs)
+    outputs = choice.weights.new_empty(num_pairs, down.num_outputs, dtype=down.dtype)
     if rounds_inner and isinstance(tiles[0], GroupedTile) and tiles[0].rounds:
-        inner: Activations = RoundedTokens.empty((num_pairs, down.num_inputs), row_rounding(down), out.device)
+        inner: Activations = RoundedTokens.empty((num_pairs, down.num_inputs), row_rounding(down), outputs.device)
     else:
-        inner = out.new_empty(num_pairs, down.num_inputs)
+        inner = outputs.new_empty(num_pairs, down.num_inputs)
     # Both before the first product, which starts early behind what it needs.
     sizes = {tile.block_m for tile in tiles if isinstance(tile, GroupedTile)}
     tables = {block_m: tile_table(pairs, block_m) for block_m in sizes}
@@ -417,7 +420,7 @@ def multiply_pairs(
     multiply(x, gate_up, inner, tiles[0], gating)
     rows = round_rows(inner, down) if rounds_inner and isinstance(inner, Tensor) else inner
     multiply(rows, down, outputs, tiles[1], None)
-    combine_pairs(outputs, choice, down, out)
+    return outputs
 
 
 def rounds_rows(weights: ExpertWeights) -> bool:

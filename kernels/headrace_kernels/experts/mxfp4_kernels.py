@@ -22,7 +22,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.experts.expert_weights import ExpertWeights
 from headrace_kernels.experts.gating import SILU, Gating, gated
-from headrace_kernels.experts.mixture_kernels import combine_pairs, early_tile
+from headrace_kernels.experts.mixture_kernels import early_tile
 from headrace_kernels.experts.mxfp4_gemm_sm90 import Mxfp4Tile, multiply_mxfp4_gemm
 from headrace_kernels.experts.routing import Choice, SortedPairs
 from headrace_kernels.experts.tile_table import most_tiles, tile_table
@@ -122,9 +122,9 @@ def _bits(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def multiply_many(
-    x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights, out: Tensor,
+    x: Tensor, choice: Choice, pairs: SortedPairs, gate_up: ExpertWeights, down: ExpertWeights,
     tiles: tuple[ManyTile | Mxfp4Tile, ManyTile | Mxfp4Tile], gating: Gating = SILU,
-) -> None:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Computes many tokens, whose pairs are sorted by expert.
 
     Args:
@@ -133,9 +133,11 @@ def multiply_many(
         pairs: The choice's pairs, sorted.
         gate_up: Gates and ups of all experts, `2 * inner` outputs each.
         down: Down projections of all experts, `inner` inputs each.
-        out: [num_tokens, hidden], written.
         tiles: Tile of the gate-up product, and of the down product, each of the kernel that runs.
         gating: What is between gate-up and down.
+
+    Returns:
+        What `mixture_kernels.multiply_pairs` returns.
     """
     num_pairs = len(pairs.order)
     inner, outputs = x.new_empty(num_pairs, down.num_inputs), x.new_empty(num_pairs, down.num_outputs)
@@ -150,7 +152,7 @@ def multiply_many(
             multiply_mxfp4_gemm(rows, choice, pairs, tables[tile.block_m], weights, results, tile, own)
         else:
             _launch_many(rows, choice, pairs, weights, results, tile, own)
-    combine_pairs(outputs, choice, down, out)
+    return outputs
 
 
 def _launch_many(

@@ -12,7 +12,7 @@ from tests.support.kernel_case import kernels_on, poisoned_memory
 
 from headrace_kernels.experts import mixture_kernels
 from headrace_kernels.experts.mixture import mixture, mixture_reference, rounds, rounds_to
-from headrace_kernels.experts.mixture_kernels import multiply_pairs, round_rows
+from headrace_kernels.experts.mixture_kernels import combine_pairs, multiply_pairs, round_rows
 from headrace_kernels.experts.routing import sort_pairs_reference
 from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import round_tokens_reference
@@ -40,7 +40,8 @@ def test_fp8_multiplies_rows_of_e4m3_as_the_reference_says(
         out = torch.full_like(case.x, float("nan"))
         with kernels_on("cpu"), poisoned_memory("cpu"):
             rows = round_rows(case.x, case.gate_up)
-            multiply_pairs(rows, case.choice, pairs, case.gate_up, case.down, out, (pair, pair), rounds_inner=True)
+            given = (rows, case.choice, pairs, case.gate_up, case.down, (pair, pair))
+            combine_pairs(multiply_pairs(*given, rounds_inner=True), case.choice, case.down, out)
         expected = mixture_reference(case.x, case.choice, case.gate_up, case.down, rounded=(True, True))
         # The two sum in another order, and an inner element between two numbers may become either.
         assert float((out - expected).norm() / expected.norm()) < 2e-3
