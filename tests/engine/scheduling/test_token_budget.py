@@ -185,7 +185,7 @@ def test_steps_are_padded_to_what_each_worker_kept() -> None:
         assert model.padded(300) == padded
 
 
-def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
+def test_a_crowd_gets_the_whole_budget_until_none_of_it_waits() -> None:
     limits = budget()
     alone = StepLoad()
     alone.add_chunk(0, MAX_TOKENS)
@@ -200,8 +200,9 @@ def test_crowd_gets_the_whole_budget_until_it_is_nearly_gone() -> None:
     assert before < whole
     assert length(510_000) == whole
     assert length(300_000) == whole
-    assert length(60_000) == whole
-    assert length(40_000) == before
+    # Its last prompts too, which would else take many short steps.
+    assert length(1_000) == whole
+    assert length(0) == before
     assert before < length(300_000) < whole
 
 

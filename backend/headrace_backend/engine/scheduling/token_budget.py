@@ -10,8 +10,9 @@ A step has three kinds of limit, of which the first that applies holds:
     nothing decodes       nobody waits for a next token: the whole token budget
     throughput            so many prompt tokens wait that computing them alone would take half a
                           second: the whole token budget, because the sooner every row decodes, the
-                          more each reading of the weights brings. Holds until the queue is nearly
-                          empty
+                          more each reading of the weights brings. Holds until no prompt waits:
+                          what is left of a crowd would else take tens of short steps, of which each
+                          token costs several times as much
     otherwise             what fits into `target_us`, or a short chunk and what fits into a quarter
                           of the time that decodes alone need, so that a prompt always advances
 
@@ -51,10 +52,9 @@ _GPU_STEP_US = 13_800.0
 _CPU_STEP_US = 1_000_000.0
 # On a CPU at most so much of the watchdog's time, however short that is.
 _WATCHDOG_SHARE = 0.25
-# Computing time of the waiting prompts, in whole steps of nothing else, at which throughput goes
-# first, and at which it no longer does.
+# Computing time of the waiting prompts, in whole steps of nothing else, from which on throughput
+# goes first.
 _THROUGHPUT_FROM_US = 500_000.0
-_THROUGHPUT_UNTIL_US = 50_000.0
 # From here on steps may be longer, in proportion: so that steady load finds its balance before
 # throughput has to go first.
 _PRESSURE_FROM_US = 100_000.0
@@ -253,7 +253,7 @@ class TokenBudget:
         if self.target_us is None:
             return math.inf
         backlog_us = backlog_tokens * self._crowd_us_per_token()
-        self._throughput = backlog_us > (_THROUGHPUT_UNTIL_US if self._throughput else _THROUGHPUT_FROM_US)
+        self._throughput = backlog_us > (0.0 if self._throughput else _THROUGHPUT_FROM_US)
         if self._throughput or self._load.num_decodes == 0:
             return self._longest_us or self._whole_step_us()
         pressure = max(1.0, backlog_us / _PRESSURE_FROM_US)
