@@ -256,6 +256,29 @@ async def test_a_dropped_call_ends_the_generation_and_counts_as_cancelled(runnin
     assert stats.inference_stats.fail.count == 1 and stats.response_stats["0"].cancel.count == 1
 
 
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_a_request_that_can_not_be_met_is_refused_in_the_callers_words(
+    running: Running, wire: Wire, num_tokens: int
+) -> None:
+    async def end() -> None:
+        await running.until(lambda: len(running.engine.requests) > num_before)
+        for _ in range(num_tokens):
+            running.engine.step()
+        running.engine.end_unmet(list(running.engine.requests)[-1], "spec.stop.bad_words", "ban all")
+
+    rule = "sampling_parameters.bad_words: ban all"
+    running.engine.running.clear()
+    num_before, ending = 0, asyncio.create_task(end())
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await wire.ModelInfer(text())
+    await ending
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, rule)
+    num_before, ending = 1, asyncio.create_task(end())
+    *_, last = await stream(wire, text(stream=True))
+    await ending
+    assert last.error_message == rule
+
+
 async def test_a_timeout_of_the_request_is_its_end(running: Running, wire: Wire) -> None:
     message = text(stream=True)
     message.parameters["timeout"].int64_param = 250_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -193,6 +194,28 @@ async def test_an_output_that_fails_ends_an_answer_and_a_stream_with_the_error(s
     assert (whole.status_code, whole.json()["error"]["message"]) == (500, "it broke")
     *_, error, last, _ = streamed.text.split("\n\n")
     assert "it broke" in error and error.startswith('data: {"error":') and last == "data: [DONE]"
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_a_request_that_can_not_be_met_is_400_whenever_that_shows(shared: Running, num_tokens: int) -> None:
+    async def failing(body: dict[str, Any]) -> Any:
+        asking = asyncio.create_task(shared.post(CHAT, {"messages": HELLO, "guided_regex": "a", **body}))
+        known = set(shared.engine.requests)
+        await shared.until(lambda: set(shared.engine.requests) - known)
+        for _ in range(num_tokens):
+            shared.engine.step()
+        shared.engine.end_unmet(shared.newest.add.request_id, "spec.structured_output", "can't be met")
+        return await asking
+
+    shared.engine.running.clear()
+    whole, streamed = await failing({}), await failing({"stream": True})
+    shared.engine.running.set()
+    *_, last_event, _, _ = streamed.text.split("\n\n")
+    error = {
+        "message": "guided_regex: can't be met", "type": "invalid_request_error", "param": "guided_regex", "code": None
+    }  # fmt: skip
+    assert (whole.status_code, whole.json()["error"]) == (400, error)
+    assert json.loads(last_event.removeprefix("data: "))["error"] == error
 
 
 async def test_a_deadline_ends_a_generation(shared: Running) -> None:

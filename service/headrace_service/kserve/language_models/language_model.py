@@ -160,7 +160,7 @@ class LanguageModel:
         )
         text_shape = self._convention.text_shape if text_alone else None
         max_bytes = self._core.config.max_message_bytes if asked.stream else None
-        return GenerationWire(request, spec.request.n, render, text_shape, max_bytes)
+        return GenerationWire(request, spec.request.n, render, self._convention.names, text_shape, max_bytes)
 
 
 def check_ended(stream: GenerationStream, wire: GenerationWire) -> None:
