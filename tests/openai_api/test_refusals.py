@@ -45,7 +45,7 @@ _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, {"messages": []}, 400, "messages", "at least 1"),
     (CHAT, {"messages": [{"role": "robot", "content": ""}]}, 400, "messages[0].role", "must be one of"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content", "must be a string"),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "colour": 1}]}, 400, "messages[0].colour", "not known"),
+    (CHAT, {"messages": [{"role": "assistant", "refusal": "no"}]}, 400, "messages[0].refusal", "not supported"),
     (CHAT, {"continue_final_message": True}, 400, "messages[0].role", "must be assistant"),
     (COMPLETIONS, {"prompt": []}, 400, "prompt", "must not be empty"),
     (COMPLETIONS, {"prompt": ["a", ""]}, 400, "prompt[1]", "must not be empty"),
