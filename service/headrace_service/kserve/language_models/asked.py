@@ -42,12 +42,14 @@ class Asked:
         stream: whether responses come while it runs, or one at its end.
         prompt_first: whether the text begins with the prompt.
         outputs: names of the outputs of each response.
+        names: what fields of GenerationSpec are called in the request.
     """
 
     spec: generation_pb2.GenerationSpec
     stream: bool
     prompt_first: bool
     outputs: frozenset[str]
+    names: Mapping[str, str]
 
 
 class Convention(Protocol):
@@ -56,10 +58,6 @@ class Convention(Protocol):
     @property
     def signature(self) -> Signature:
         """The tensors that models of this convention take and give."""
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """What fields of GenerationSpec are called here."""
 
     @property
     def text_shape(self) -> tuple[int, ...]:
