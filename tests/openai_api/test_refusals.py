@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pathlib
+import re
 from typing import Any
 
+import grpc
 import pytest
 from tests.bad_input.rows import ROWS, Facts, Row
 from tests.openai_api.harness import CHAT, COMPLETIONS, HELLO, Running
 from tests.service.fake_engine import queue_full
 
+from headrace_service import errors
+from headrace_service.openai.http import http_errors
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+_ROOT = pathlib.Path(__file__).parents[2]
 
 # Path, fields, status, param, and what the message says.
 _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
@@ -170,6 +177,16 @@ async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form
         assert (response.status_code, sorted(error)) == (status, ["code", "message", "param", "type"]), path
         assert error["message"]
         assert (error["code"] == "method_not_allowed") == (status == 405), path
+
+
+async def test_the_guide_names_every_status() -> None:
+    """Nothing of this API can exist already (409); 405 and 431 come before any call."""
+    section = (_ROOT / "docs/openai.md").read_text().split("## Errors\n")[1].split("\n## ")[0]
+    named = [int(status) for row in re.findall(r"^\| ([\d, ]+) \|", section, re.MULTILINE) for status in row.split(",")]
+    failures = [errors.ServiceError(code, "") for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+    failures += [http_errors.CompressedBody("gzip"), errors.exhausted("", 1.0)]
+    answered = {http_errors.meaning_of(failure).status for failure in failures} - {409}
+    assert named == sorted(answered | {405, 431})
 
 
 async def test_a_full_queue_is_429_with_the_time_to_wait(shared: Running) -> None:
