@@ -189,6 +189,17 @@ async def test_outputs_not_asked_for_do_not_come(wire: Wire) -> None:
     assert strings_of(response, "logprobs") == ["null"]
 
 
+@pytest.mark.parametrize("wanted", [None, True, False])
+async def test_an_output_that_is_listed_comes_unless_its_input_says_no(wire: Wire, wanted: bool | None) -> None:
+    flags = {} if wanted is None else {"return_finish_reason": wanted}
+    message, other = text(**flags), triton_llm(**({} if wanted is None else {"return_log_probs": wanted}))
+    for each, names in ((message, ["text_output", "finish_reason"]), (other, ["text_output", "cum_log_probs"])):
+        for name in names:
+            each.outputs.add(name=name)
+        expected = names if wanted is not False else ["text_output"]
+        assert [output.name for output in (await wire.ModelInfer(each)).outputs] == expected
+
+
 async def test_several_outputs_come_side_by_side(wire: Wire) -> None:
     response = await wire.ModelInfer(text(sampling='{"n": 3, "max_tokens": 64}', exclude_input_in_output=True))
     assert strings_of(response) == [ANSWER] * 3 and list(response.outputs[0].shape) == [3]

@@ -124,6 +124,11 @@ def flag(inputs: Mapping[str, Tensor], name: str, default: bool = False) -> bool
     return bool(number_of(inputs, name)) if name in inputs else default
 
 
+def returns(request: InferRequest, name: str) -> bool:
+    """Returns whether an output comes: its input says so, or it is listed and that says nothing."""
+    return flag(request.inputs, name, default=request.named_outputs)
+
+
 def unsigned(value: int, name: str, high: int = _MAX_U32) -> int:
     """Returns a number for a field that takes no sign. Raises ServiceError: INVALID_ARGUMENT."""
     if not 0 <= value <= high:

@@ -116,10 +116,10 @@ class TensorRtLlmTensors:
             output.name
             for output in SIGNATURE.outputs
             if output.name in request.outputs
-            and (output.name not in _ASKED_BY or asked.flag(inputs, _ASKED_BY[output.name]))
+            and (output.name not in _ASKED_BY or asked.returns(request, _ASKED_BY[output.name]))
             and (request.named_outputs or output.name not in ("batch_index", "sequence_index"))
         )
-        if asked.flag(inputs, "return_log_probs"):
+        if outputs & {"cum_log_probs", "output_log_probs"}:
             spec.logprobs = 0
         is_older = "min_length" in inputs and "min_tokens" not in inputs
         names = {**_NAMES, "spec.stop.min_tokens": "min_length"} if is_older else _NAMES

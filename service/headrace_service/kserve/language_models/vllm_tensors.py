@@ -72,7 +72,7 @@ class VllmTensors:
             spec.name
             for spec in SIGNATURE.outputs
             if spec.name in request.outputs
-            and (spec.name == "text_output" or asked.flag(inputs, f"return_{spec.name}"))
+            and (spec.name == "text_output" or asked.returns(request, f"return_{spec.name}"))
         )
         if "cumulative_logprob" in outputs and not spec.HasField("logprobs"):
             spec.logprobs = 0
