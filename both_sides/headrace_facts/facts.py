@@ -187,7 +187,8 @@ class Generation(msgspec.Struct, tag="generation", frozen=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
-    # Per output: "stop", "length", "cancelled", "deadline", "error".
+    # Per output: "stop", "length", "cancelled", "deadline", "error", or "invalid" where the error
+    # is the request's.
     finish_reasons: list[str]
     # "": none; else a gRPC status ("INTERNAL") or "engine_error".
     error_type: str = ""

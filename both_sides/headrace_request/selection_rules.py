@@ -20,7 +20,8 @@ NO_SAMPLING: Final = Sampling(temperature=0.0)
 """The sampling of a request with beams: nothing is drawn, and no logits are changed."""
 
 _LENGTH_PENALTY: Final = Range(-limits.MAX_LENGTH_PENALTY, limits.MAX_LENGTH_PENALTY)
-_WITH_BEAMS: Final = "with beam_search"
+# In words that are no field: callers of each wire have their own.
+_WITH_BEAMS: Final = "with beam search"
 # Fields of `Sampling` that go by other names in headrace.v1; those of one name are one rule.
 _NAMES: Final = {
     "logit_bias_ids": "spec.sampling.logit_bias",
@@ -49,7 +50,7 @@ def _check_beams(request: Request, beams: BeamSearch, bounds: Bounds) -> list[Vi
     if not 1 <= beams.width <= most:
         found.append(Violation("spec.beam_search.width", f"must be at least 1 and at most {most}"))
     elif request.n > beams.width:
-        found.append(Violation("spec.n", f"must be at most beam_search.width, {beams.width}"))
+        found.append(Violation("spec.n", f"must be at most the width of the beam search, {beams.width}"))
     found += _LENGTH_PENALTY.broken("spec.beam_search.length_penalty", beams.length_penalty, bounds)
     found += _check_sampling(request.sampling)
     if request.structured_output is not None:

@@ -184,7 +184,7 @@ def _check_extras(spec: generation_pb2.GenerationSpec) -> list[Violation]:
         broken.append(Violation("spec.beam_search.early_stopping", rule))
     if spec.HasField("beam_search") and spec.stop.bad_words:
         # They are no tokens yet, by which the request's own rule goes.
-        broken.append(Violation("spec.stop.bad_words", "must not be set with beam_search"))
+        broken.append(Violation("spec.stop.bad_words", "must not be set with beam search"))
     if spec.HasField("best_of") and spec.best_of == 0:
         broken.append(Violation("spec.best_of", "must be at least 1"))
     limit = spec.time_limit

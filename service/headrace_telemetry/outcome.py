@@ -18,14 +18,14 @@ FAILURES: Final = frozenset(
 )
 _OTHER: Final = "_OTHER"
 # The gravest of several outputs' ends stands for the generation.
-_GRAVITY: Final = ("error", "deadline", "cancelled", "length", "stop")
+_GRAVITY: Final = ("error", "invalid", "deadline", "cancelled", "length", "stop")
 
 
 def finish_reason(generation: facts.Generation) -> str:
     """Returns why a generation ended.
 
-    It is "error" by a fault of the server, "deadline" by its time, else the gravest reason of its
-    outputs.
+    It is "error" by a fault of the server, "invalid" where the request turned out to ask for what
+    can't be, "deadline" by its time, else the gravest reason of its outputs.
 
     An error that is the caller's (a reader too slow) leaves the outputs their own reasons.
     """

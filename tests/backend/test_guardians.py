@@ -12,6 +12,9 @@ from tests.backend.backend_harness import BackendProcess, Subscription, connecte
 from tests.backend.fake_worker import expected_tokens
 from tests.support.engine_requests import asked, ids
 
+from headrace_backend.engine.errors import Violation
+from headrace_backend.engine.events import EndReason, OutputEnd
+from headrace_backend.server.streams.outgoing import write_end
 from headrace_protos.engine.v1 import engine_pb2
 
 PROMPT = [10, 20, 30]
@@ -119,16 +122,24 @@ async def test_a_key_of_another_engine_is_taken_once_no_service_holds_that(backe
         await idle(asker)
 
 
-async def test_a_log_that_is_handed_over_is_read_like_any_other(backend: BackendProcess) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        OutputEnd(0, EndReason.LENGTH),
+        OutputEnd(0, EndReason.ERROR, error="it broke"),
+        OutputEnd(0, EndReason.ERROR, broken=Violation("spec.stop.bad_words", "ban all")),
+    ],
+    ids=lambda end: end.error or end.reason.name,
+)
+async def test_a_log_that_is_handed_over_is_read_like_any_other(backend: BackendProcess, end: OutputEnd) -> None:
     async with connected(backend.address) as service:
         await service.wait_serving()
-        end = engine_pb2.OutputEnd(output_index=0, reason=engine_pb2.OUTPUT_END_REASON_LENGTH)
-        emitted = [engine_pb2.EmittedTokens(token_ids=ids(5, 6, 7), end=end)]
+        emitted = [engine_pb2.EmittedTokens(token_ids=ids(5, 6, 7), end=write_end(end))]
         earlier = engine_pb2.RequestDone(prompt_tokens=3, output_tokens=3, decode_ns=12, ended_ago_ns=7_000_000)
         added = await service.add(PROMPT, 3, detached=True, emitted=emitted, earlier=earlier)
         await until(lambda: added.added)
         log = await settled(await service.attach(added.request_id))
-        assert log.outputs[0] == [5, 6, 7] and log.ends[0].reason == end.reason
+        assert log.outputs[0] == [5, 6, 7] and log.ends[0] == write_end(end)
         assert log.done is not None and log.done.decode_ns == 12 and log.done.ended_ago_ns >= 7_000_000
         # Another guardian of the same request may bring it once more.
         again = await service.add(PROMPT, 3, detached=True, emitted=emitted, earlier=earlier)

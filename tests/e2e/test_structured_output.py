@@ -151,6 +151,18 @@ def test_what_a_form_leaves_no_choice_about_takes_fewer_steps_and_stays(client: 
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{"choice": ["seven"], "bad_words": ["seven"]}, {"regex": "(no ){9}", "bad_words": ["no no no no no no"]}],
+)
+def test_bad_words_that_leave_nothing_of_a_form_are_the_callers_mistake(client: Client, options: Any) -> None:
+    with pytest.raises(InvalidRequest, match="leave out one of them") as refused:
+        client.complete(PROMPT, max_tokens=100, **options)
+    assert [violation.field for violation in refused.value.violations] == ["spec.stop.bad_words"]
+    with pytest.raises(InvalidRequest, match="leave out one of them"):
+        list(client.generate(PROMPT, max_tokens=100, **options).text())
+
+
+@pytest.mark.parametrize(
     ("form", "named"),
     [
         ({"json_schema": {"properties": {"a": {"items": {"uniqueItems": True}}}}}, "at /properties/a/items: "),

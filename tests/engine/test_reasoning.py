@@ -202,16 +202,27 @@ def test_a_resumed_output_goes_on_where_its_budget_stands() -> None:
         assert forced is None or tokens_of(reader)[0] == forced
 
 
-def test_an_end_that_can_not_be_drawn_ends_its_own_output_with_the_reason() -> None:
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"bad_words": [[8]]}, "spec.stop.bad_words"), ({"min_tokens": 4, "token_ids": [8]}, "spec.stop.min_tokens")],
+)
+def test_a_request_that_bans_the_end_of_its_reasoning_is_at_fault(options: dict[str, Any], field: str) -> None:
     harness = MaskedHarness()
-    reader = harness.add(asked(Reasoning((7,), (8,), 3, begins_inside=True), max_tokens=9, bad_words=[[8]]))
+    reader = harness.add(asked(Reasoning((7,), (8,), 3, begins_inside=True), max_tokens=9, **options))
     beside = harness.add(request(9, 9))
-    while len(tokens_of(reader)) < 3:
-        harness.step()
-    harness.worker.non_finite_rows = {0}
     harness.run()
-    assert reader.ends[0].reason is EndReason.ERROR and "the end of the reasoning" in reader.ends[0].error
+    end = reader.ends[0]
+    assert end.reason is EndReason.ERROR and end.broken is not None and end.broken.field == field
+    assert len(tokens_of(reader)) == 3
     assert beside.ends[0].reason is EndReason.LENGTH
+
+
+def test_stop_tokens_end_reasoning_once_the_output_is_long_enough() -> None:
+    harness = MaskedHarness()
+    options: dict[str, Any] = {"min_tokens": 3, "token_ids": [8]}
+    reader = harness.add(asked(Reasoning((7,), (8,), 3, begins_inside=True), max_tokens=9, **options))
+    harness.run()
+    assert reader.ends[0].reason is EndReason.STOP and tokens_of(reader)[3:] == [8]
 
 
 def test_the_answer_begins_as_it_must_behind_a_section_that_was_ended() -> None:

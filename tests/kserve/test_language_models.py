@@ -189,6 +189,17 @@ async def test_outputs_not_asked_for_do_not_come(wire: Wire) -> None:
     assert strings_of(response, "logprobs") == ["null"]
 
 
+@pytest.mark.parametrize("wanted", [None, True, False])
+async def test_an_output_that_is_listed_comes_unless_its_input_says_no(wire: Wire, wanted: bool | None) -> None:
+    flags = {} if wanted is None else {"return_finish_reason": wanted}
+    message, other = text(**flags), triton_llm(**({} if wanted is None else {"return_log_probs": wanted}))
+    for each, names in ((message, ["text_output", "finish_reason"]), (other, ["text_output", "cum_log_probs"])):
+        for name in names:
+            each.outputs.add(name=name)
+        expected = names if wanted is not False else ["text_output"]
+        assert [output.name for output in (await wire.ModelInfer(each)).outputs] == expected
+
+
 async def test_several_outputs_come_side_by_side(wire: Wire) -> None:
     response = await wire.ModelInfer(text(sampling='{"n": 3, "max_tokens": 64}', exclude_input_in_output=True))
     assert strings_of(response) == [ANSWER] * 3 and list(response.outputs[0].shape) == [3]
@@ -254,6 +265,29 @@ async def test_a_dropped_call_ends_the_generation_and_counts_as_cancelled(runnin
     await running.until(lambda: running.service.core.num_open == 0)
     (stats,) = (await wire.ModelStatistics(pb.ModelStatisticsRequest(name="vllm_model"))).model_stats
     assert stats.inference_stats.fail.count == 1 and stats.response_stats["0"].cancel.count == 1
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_a_request_that_can_not_be_met_is_refused_in_the_callers_words(
+    running: Running, wire: Wire, num_tokens: int
+) -> None:
+    async def end() -> None:
+        await running.until(lambda: len(running.engine.requests) > num_before)
+        for _ in range(num_tokens):
+            running.engine.step()
+        running.engine.end_unmet(list(running.engine.requests)[-1], "spec.stop.bad_words", "ban all")
+
+    rule = "sampling_parameters.bad_words: ban all"
+    running.engine.running.clear()
+    num_before, ending = 0, asyncio.create_task(end())
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await wire.ModelInfer(text())
+    await ending
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, rule)
+    num_before, ending = 1, asyncio.create_task(end())
+    *_, last = await stream(wire, text(stream=True))
+    await ending
+    assert last.error_message == rule
 
 
 async def test_a_timeout_of_the_request_is_its_end(running: Running, wire: Wire) -> None:

@@ -152,6 +152,38 @@ async def test_what_asks_for_nothing_is_accepted_and_what_nobody_knows_is_named(
     assert (response.status_code, response.headers["x-headrace-ignored"]) == (200, "temprature")
 
 
+async def test_fields_that_nobody_knows_are_ignored_and_named_at_any_depth(shared: Running) -> None:
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}], "id": 7},
+        {"role": "assistant", "content": "b", "tool_calls": [call], "annotations": [], "audio": None, "colour": None},
+        {"role": "tool", "content": "c", "tool_call_id": "a"},
+    ]
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"x": 1}, "strikt": True}, "extra": 1}
+    body = {"messages": messages, "temprature": 0.5, "response_format": form, "max_tokens": 1}
+    response = await shared.post(CHAT, body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-headrace-ignored"].split(", ") == [
+        "temprature",
+        "messages[0].content[0].cache_control",
+        "messages[0].id",
+        "messages[1].tool_calls[0].index",
+        "messages[1].tool_calls[0].function.x",
+        "response_format.json_schema.strikt",
+        "response_format.extra",
+    ]
+    many = {**HELLO[0], **{f"x{index}": index for index in range(20)}}
+    named = (await shared.post(CHAT, {"messages": [many], "max_tokens": 1})).headers["x-headrace-ignored"]
+    assert len(named.split(", ")) == 16
+
+
+async def test_a_message_of_an_answer_may_be_sent_back_as_it_is(shared: Running) -> None:
+    answer = (await shared.post(CHAT, {"messages": HELLO})).json()["choices"][0]["message"]
+    sent = {"annotations": [], "audio": None, "function_call": None, "tool_calls": None, **answer}
+    response = await shared.post(CHAT, {"messages": [*HELLO, sent, *HELLO], "max_tokens": 1})
+    assert (response.status_code, response.headers.get("x-headrace-ignored")) == (200, None)
+
+
 async def test_models_are_listed_and_described(shared: Running) -> None:
     listed = (await shared.client.get("/v1/models")).json()
     (model,) = listed["data"]

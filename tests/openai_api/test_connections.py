@@ -118,7 +118,9 @@ async def test_heads_and_bodies_have_a_largest_size(model_path: pathlib.Path, so
         for head in (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\na: " + b"b" * 12_000):
             async with raw(running) as (reader, writer):
                 writer.write(head)
-                assert (await read_to_end(reader)).startswith(b"HTTP/1.1 431")
+                answer = await read_to_end(reader)
+                assert answer.startswith(b"HTTP/1.1 431")
+                assert "at most 8192 bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
         async with raw(running) as (reader, writer):
             # Of a next request, while one is being answered.
             running.engine.running.clear()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pathlib
+import re
 from typing import Any
 
+import grpc
 import pytest
 from tests.bad_input.rows import ROWS, Facts, Row
 from tests.openai_api.harness import CHAT, COMPLETIONS, HELLO, Running
 from tests.service.fake_engine import queue_full
 
+from headrace_service import errors
+from headrace_service.openai.http import http_errors
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+_ROOT = pathlib.Path(__file__).parents[2]
 
 # Path, fields, status, param, and what the message says.
 _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
@@ -44,7 +52,7 @@ _REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, {"messages": []}, 400, "messages", "at least 1"),
     (CHAT, {"messages": [{"role": "robot", "content": ""}]}, 400, "messages[0].role", "must be one of"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content", "must be a string"),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "colour": 1}]}, 400, "messages[0].colour", "not known"),
+    (CHAT, {"messages": [{"role": "assistant", "refusal": "no"}]}, 400, "messages[0].refusal", "not supported"),
     (CHAT, {"continue_final_message": True}, 400, "messages[0].role", "must be assistant"),
     (COMPLETIONS, {"prompt": []}, 400, "prompt", "must not be empty"),
     (COMPLETIONS, {"prompt": ["a", ""]}, 400, "prompt[1]", "must not be empty"),
@@ -171,6 +179,16 @@ async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form
         assert (error["code"] == "method_not_allowed") == (status == 405), path
 
 
+async def test_the_guide_names_every_status() -> None:
+    """Nothing of this API can exist already (409); 405 and 431 come before any call."""
+    section = (_ROOT / "docs/openai.md").read_text().split("## Errors\n")[1].split("\n## ")[0]
+    named = [int(status) for row in re.findall(r"^\| ([\d, ]+) \|", section, re.MULTILINE) for status in row.split(",")]
+    failures = [errors.ServiceError(code, "") for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+    failures += [http_errors.CompressedBody("gzip"), errors.exhausted("", 1.0)]
+    answered = {http_errors.meaning_of(failure).status for failure in failures} - {409}
+    assert named == sorted(answered | {405, 431})
+
+
 async def test_a_full_queue_is_429_with_the_time_to_wait(shared: Running) -> None:
     shared.engine.refusal = queue_full(7)
     response = await shared.post(CHAT, {"messages": HELLO})
@@ -193,6 +211,28 @@ async def test_an_output_that_fails_ends_an_answer_and_a_stream_with_the_error(s
     assert (whole.status_code, whole.json()["error"]["message"]) == (500, "it broke")
     *_, error, last, _ = streamed.text.split("\n\n")
     assert "it broke" in error and error.startswith('data: {"error":') and last == "data: [DONE]"
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_a_request_that_can_not_be_met_is_400_whenever_that_shows(shared: Running, num_tokens: int) -> None:
+    async def failing(body: dict[str, Any]) -> Any:
+        asking = asyncio.create_task(shared.post(CHAT, {"messages": HELLO, "guided_regex": "a", **body}))
+        known = set(shared.engine.requests)
+        await shared.until(lambda: set(shared.engine.requests) - known)
+        for _ in range(num_tokens):
+            shared.engine.step()
+        shared.engine.end_unmet(shared.newest.add.request_id, "spec.structured_output", "can't be met")
+        return await asking
+
+    shared.engine.running.clear()
+    whole, streamed = await failing({}), await failing({"stream": True})
+    shared.engine.running.set()
+    *_, last_event, _, _ = streamed.text.split("\n\n")
+    error = {
+        "message": "guided_regex: can't be met", "type": "invalid_request_error", "param": "guided_regex", "code": None
+    }  # fmt: skip
+    assert (whole.status_code, whole.json()["error"]) == (400, error)
+    assert json.loads(last_event.removeprefix("data: "))["error"] == error
 
 
 async def test_a_deadline_ends_a_generation(shared: Running) -> None:

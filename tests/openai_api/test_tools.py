@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import tempfile
 from array import array
@@ -44,6 +45,18 @@ async def test_an_answer_has_calls_and_reasoning_beside_its_content(tools: Runni
     ]
     assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
     assert tools.newest_asked.structured_output.form == "grammar"  # type: ignore[union-attr]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_calls_that_can_not_be_written_are_the_tools_fault(tools: Running) -> None:
+    tools.engine.running.clear()
+    asking = asyncio.create_task(tools.post(CHAT, {"messages": HELLO, "tools": TOOLS}))
+    known = set(tools.engine.requests)
+    await tools.until(lambda: set(tools.engine.requests) - known)
+    tools.engine.end_unmet(tools.newest.add.request_id, "spec.structured_output", "can't be met")
+    response = await asking
+    tools.engine.running.set()
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -96,7 +109,6 @@ async def test_an_effort_reaches_the_template(tools: Running, effort: str | None
         ({"tools": TOOLS * 2}, "tools[1].function.name", "an earlier tool's"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice", "none of"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "must not be set beside"),
-        ({"tools": [{"function": {"name": "a", "colour": 1}}]}, "tools[0].function", "unknown field"),
         ({"max_reasoning_tokens": 0}, "max_reasoning_tokens", "at least 1"),
     ],
 )

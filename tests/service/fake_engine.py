@@ -23,7 +23,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from tests.support.engine_requests import asked
 
-from headrace_backend.engine.errors import RequestRefused
+from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.server.streams.held_engines import HeldEngines
 from headrace_backend.server.streams.statuses import refusal_status
 from headrace_facts import facts, step_records, token_steps
@@ -531,6 +531,11 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
     def end_with_error(self, request_id: str, message: str) -> None:
         error = status_pb2.Status(code=code_pb2.INTERNAL, message=message)
+        self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_ERROR, error)
+
+    def end_unmet(self, request_id: str, field: str, rule: str) -> None:
+        """Ends a request that turned out to break a rule."""
+        error = refusal_status(RequestRefused.invalid([Violation(field, rule)]))
         self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_ERROR, error)
 
     def _end_all(self, request: Request, reason: Any, error: status_pb2.Status | None = None) -> None:

@@ -52,13 +52,13 @@ def test_every_form_of_vllm_arrives_by_every_name(name: str, value: Any, expecte
     for field in ("guided_decoding", "structured_outputs"):
         for given in ({name: value}, json.dumps({name: value})):
             spec = generation_pb2.GenerationSpec()
-            vllm_sampling.fill(spec, {field: given})
+            vllm_sampling.fill(spec, vllm_sampling.in_tensor({field: given}))
             assert plain(spec.structured_output) == expected
     if name in ("json", "regex", "choice", "grammar"):
         fields: dict[str, Any] = {f"guided_{name}": value}
         assert plain(generation_spec.spec_of(SharedFields(**fields), None, "").structured_output) == expected
         spec = generation_pb2.GenerationSpec()
-        vllm_sampling.fill(spec, fields)
+        vllm_sampling.fill(spec, vllm_sampling.in_tensor(fields))
         assert plain(spec.structured_output) == expected
 
 

@@ -9,6 +9,7 @@ import time
 import grpc
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2
 from tests.service.fake_engine import queue_full
 from tests.service.harness import (
     ANSWER,
@@ -280,6 +281,20 @@ async def test_an_output_that_fails_says_so_and_the_stream_ends_ok(running: Runn
     assert finished.reason == generation_pb2.FINISH_REASON_ERROR
     assert finished.error.message == "logits were not finite"
     assert events[-1].HasField("done")
+
+
+async def test_an_output_of_a_request_that_can_not_be_met_says_what_to_change(running: Running) -> None:
+    running.engine.running.clear()
+    call = generate(running)
+    await call.read()  # type: ignore[attr-defined]
+    running.engine.step()
+    running.engine.end_unmet(next(iter(running.engine.requests)), "spec.stop.bad_words", "ban all; leave out one")
+    events = await events_of(call)
+    finished, detail = events[-2].output_finished, error_details_pb2.BadRequest()
+    assert finished.reason == generation_pb2.FINISH_REASON_ERROR
+    assert finished.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert finished.error.message == "spec.stop.bad_words: ban all; leave out one"
+    assert finished.error.details[0].Unpack(detail) and detail.field_violations[0].field == "spec.stop.bad_words"
 
 
 async def test_resumed_is_passed_on(running: Running) -> None:

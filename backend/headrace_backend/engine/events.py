@@ -13,6 +13,8 @@ from array import array
 
 import msgspec
 
+from headrace_request.rule_kinds import Violation
+
 
 class EndReason(enum.IntEnum):
     """Why an output ended. Values as in the protocol."""
@@ -122,8 +124,11 @@ class OutputEnd:
     # Bytes to cut from the end of the output's text: a matched stop string and what followed it
     # within its token.
     trim_bytes: int = 0
-    # For ERROR: what to tell the client. Its code is INTERNAL.
+    # For ERROR: what to tell the client where the server is at fault. Its code is INTERNAL.
     error: str = ""
+    # For ERROR: the rule that the request turned out to break while the output was generated, so
+    # that it can never succeed. Its code is INVALID_ARGUMENT.
+    broken: Violation | None = None
     # Of an output that was chosen from several sequences: what it was chosen by.
     score: float | None = None
 

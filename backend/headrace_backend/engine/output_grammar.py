@@ -14,6 +14,8 @@ import enum
 from array import array
 from typing import NamedTuple, Protocol
 
+from headrace_request.rule_kinds import Violation
+
 
 class OutputGrammar(Protocol):
     """One output's place in its grammar. The engine only hands it on."""
@@ -40,14 +42,15 @@ class MaskState(enum.Enum):
     OPEN = enum.auto()
     # The grammar allows no further token, nor a stop token: the output is whole.
     COMPLETE = enum.auto()
-    # The grammar can't go on. `MaskOutcome.error` says why.
+    # The output can't go on. `MaskOutcome.broken` says why where the request asks for what can't
+    # be, else `MaskOutcome.error`.
     FAILED = enum.auto()
 
 
 class MaskOutcome:
     """What came of one job."""
 
-    __slots__ = ("end", "error", "forced", "masked_places", "next_masked", "state")
+    __slots__ = ("broken", "end", "error", "forced", "masked_places", "next_masked", "state")
 
     def __init__(
         self,
@@ -57,20 +60,23 @@ class MaskOutcome:
         forced: array[int] | None = None,
         masked_places: tuple[int, ...] | None = None,
         end: DraftedEnd | None = None,
+        broken: Violation | None = None,
     ) -> None:
         """Takes what is to be known of a job.
 
         Args:
             state: What came of it.
-            error: For the caller; "" unless the grammar failed.
+            error: What the server failed at, for the caller; "": at nothing.
             next_masked: Position of the next draw that may have a mask.
             forced: Tokens that must be drawn, from the job's draw on, which the place follows
                 already; None: it may be one of several.
             masked_places: Draws that have a mask: 0 is the job's, i the one behind its first i
                 drafts; None: the job's alone, if the state says that it has one.
             end: End of the output if the job's drafts are right; None: it does not end there.
+            broken: The rule that the request turned out to break; None: none.
         """
         self.state = state
+        self.broken = broken
         self.error = error
         self.next_masked = next_masked
         self.forced = forced
@@ -96,7 +102,7 @@ class DraftedEnd(NamedTuple):
 
     # So many drafts.
     num_drafts: int
-    # It is whole, or its grammar failed.
+    # It is whole, or can't go on.
     outcome: MaskOutcome
 
 

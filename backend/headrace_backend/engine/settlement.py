@@ -33,10 +33,6 @@ from headrace_backend.engine.scheduling.scheduler import Scheduler
 from headrace_backend.step.plan import StepResult
 
 _NOT_FINITE = "the model's output was not a number"
-_NOTHING_LEFT = (
-    "no token that the structured output, or the end of the reasoning, allows can be drawn: "
-    "bad_words or min_tokens ban all, or the logits are no numbers"
-)
 
 
 class Settlement:
@@ -129,11 +125,15 @@ class Settlement:
             self._end_with_error(sequence, now_ns)
 
     def _end_with_error(self, sequence: Sequence, now_ns: int) -> None:
-        """Ends an output whose logits are no numbers; a search ends as a whole."""
+        """Ends an output whose logits are no numbers; a search ends as a whole.
+
+        That its form and its bans leave no token is known before the draw (`masks`).
+        """
         if sequence.search is not None:
             self._endings.end_all(sequence.request, EndReason.ERROR, now_ns, error=_NOT_FINITE)
         else:
-            self._endings.end_output(sequence, _error(sequence), now_ns)
+            end = OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_NOT_FINITE)
+            self._endings.end_output(sequence, end, now_ns)
 
     def _advance_search(self, sequence: Sequence, search: BeamSearch, report: TokenLogprobs, now_ns: int) -> None:
         """Takes the most likely tokens behind a hypothesis; the last has the search go on."""
@@ -391,12 +391,6 @@ def _check_prompt_logprobs(step: InFlightStep, result: StepResult) -> None:
         raise ValueError(
             f"step {step.step_id}: log probabilities of {result.prompt_sampled.size} prompt tokens, not {num_tokens}"
         )
-
-
-def _error(sequence: Sequence) -> OutputEnd:
-    is_masked = sequence.grammar is not None and len(sequence.tokens) >= sequence.next_masked
-    error = _NOTHING_LEFT if is_masked else _NOT_FINITE
-    return OutputEnd(sequence.log.output_index, EndReason.ERROR, error=error)
 
 
 def _logprobs_by_token(result: StepResult) -> dict[int, TokenLogprobs]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from headrace_backend.engine.engine import Engine
 from headrace_backend.engine.errors import RefusalReason
-from headrace_backend.engine.events import EndReason
+from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.request import Recording
 from headrace_backend.engine.requests.sequence import LiveRequest
 from headrace_backend.engine.step_log import EndedRequest, StepLog
@@ -38,6 +38,8 @@ _END_REASONS = {
     EndReason.DEADLINE: "deadline",
     EndReason.ERROR: "error",
 }
+# Of an output that ended with an error which is the request's.
+_INVALID = "invalid"
 
 
 def new_step_log(clock: Callable[[], int]) -> StepLog:
@@ -198,7 +200,7 @@ class Teller:
         spec, ledger, done = request.spec, request.ledger, request.done
         assert done is not None, "it has ended"
         recording = spec.recording or Recording()
-        reasons = [log.end.reason for log in request.logs if log.end is not None]
+        ends = [log.end for log in request.logs if log.end is not None]
         return facts.Generation(
             request_id=spec.request_id,
             model=self._name,
@@ -212,8 +214,8 @@ class Teller:
             prompt_tokens=done.prompt_tokens,
             output_tokens=done.output_tokens,
             cached_tokens=done.cached_tokens,
-            finish_reasons=[_END_REASONS[reason] for reason in reasons],
-            error_type="engine_error" if EndReason.ERROR in reasons else "",
+            finish_reasons=list(map(_reason, ends)),
+            error_type=_error_type(ends),
             ledger={
                 "queued": done.queued_ns,
                 "prefill": done.prefill_ns,
@@ -234,6 +236,17 @@ class Teller:
             detail=recording.detail,
             trace=ended.trace,
         )
+
+
+def _reason(end: OutputEnd) -> str:
+    return _INVALID if end.broken is not None else _END_REASONS[end.reason]
+
+
+def _error_type(ends: list[OutputEnd]) -> str:
+    """Whose error ended some output; the server's is the graver one."""
+    if any(end.reason is EndReason.ERROR and end.broken is None for end in ends):
+        return "engine_error"
+    return "INVALID_ARGUMENT" if any(end.broken is not None for end in ends) else ""
 
 
 def _parameters(request: LiveRequest) -> dict[str, int | float]:

@@ -60,6 +60,8 @@ def batch_row(index: int, job: MaskJob, line: int | None = None) -> BatchRow | N
         job: The job.
         line: First of its lines among the masks; None: `index`, as each job has one.
     """
+    if job.bans is not None:
+        return None
     place, first, tokens, begins = job.grammar, job.first, job.tokens, 0
     if isinstance(place, ReasoningPlace):
         answer = place.answer_at(first, tokens)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from headrace_backend.engine.output_grammar import MaskOutcome
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks, empty_record, mask_words
+from headrace_backend.structured_output.banned_tokens import without_bans
 from headrace_backend.structured_output.drafted_places import fill_drafted
 from headrace_backend.structured_output.mask_batch import BatchRow, batch_row, fill_batch, follow_batch
 from headrace_backend.structured_output.mask_bits import Words
@@ -161,7 +162,8 @@ def fill_alone(job: MaskJob, lines: Words) -> MaskOutcome:
     assert isinstance(place, OutputPlace | ReasoningPlace), "grammars are compiled by this room"
     try:
         outcome = place.fill_mask(lines[0], job.first, job.tokens, job.stop_token_ids, job.min_tokens, job.looks_ahead)
-        return fill_drafted(place, job, lines, outcome) if job.drafts else outcome
+        outcome = fill_drafted(place, job, lines, outcome) if job.drafts else outcome
+        return outcome if job.bans is None else without_bans(job, job.bans, lines, outcome)
     # A panic of the library's is no Exception.
     except BaseException as error:
         return failed(type(error).__name__)

@@ -9,6 +9,7 @@ whichever it is (`mask_pool`).
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from array import array
 from collections.abc import Collection
@@ -20,6 +21,7 @@ from llguidance import LLMatcher
 from headrace_backend.engine.output_grammar import COMPLETE, MASKED, MaskOutcome, MaskState
 from headrace_backend.structured_output.mask_bits import Words, add, only, remove
 from headrace_request.limits import MAX_DRAFTS
+from headrace_request.rule_kinds import Violation
 
 # A mask that takes no more computing than this is paid by everybody; an output's masks may take so
 # much more in all. Ordinary ones take a tenth of a millisecond.
@@ -32,6 +34,11 @@ _NUM_WATCHED: Final = 64
 # Tokens that must come are looked for no further, nor longer: the next plan may wait for them.
 MAX_AHEAD: Final = 32
 AHEAD_NS: Final = 2_000_000
+# Of its limits the library tells by words alone; all else that it stops at is a mistake of ours.
+_LIMITS: Final = re.compile(
+    r"Too many items \(limit|items; max is|too many states|too many expressions constructed|fuel exhausted"
+)
+_MAX_WHY_CHARACTERS: Final = 200
 
 
 class Stops(NamedTuple):
@@ -181,7 +188,7 @@ class OutputPlace:
         """
         matcher = self._matcher
         if matcher.is_error():
-            return failed(matcher.get_error())
+            return _matcher_failed(matcher)
         return finished(words, stops, len(self._known), matcher.is_accepting(), has_more)
 
     def _paid(self, outcome: MaskOutcome, spent_ns: int) -> MaskOutcome:
@@ -191,7 +198,7 @@ class OutputPlace:
             self._spent.num_watched = _NUM_WATCHED
         self._spent.excess_ns += excess_ns
         if self._spent.excess_ns > _MAX_EXCESS_NS and outcome.state is MaskState.MASKED:
-            return failed(f"its masks took more than {_MAX_EXCESS_NS // 10**9} s of computing beyond what is usual")
+            return unmet(f"its masks took more than {_MAX_EXCESS_NS // 10**9} s of computing beyond what is usual")
         return outcome
 
     def _fill_known(self, words: Words, position: int) -> MaskOutcome:
@@ -204,7 +211,7 @@ class OutputPlace:
     def _fill(self, words: Words, first: int, tokens: array[int], stops: Stops) -> MaskOutcome:
         new = tokens[len(self._known) - first :]
         if new and not self._matcher.consume_tokens(new.tolist()):
-            return failed(self._matcher.get_error() or "tokens that came before do not follow it")
+            return _matcher_failed(self._matcher)
         self._known += new
         return self._mask(words, stops)
 
@@ -253,9 +260,28 @@ def finished(words: Words, stops: Stops, num_before: int, accepts: bool, has_mor
         has_more = has_more or bool(stops.token_ids)
     if has_more:
         return MASKED
-    return COMPLETE if accepts else failed("no token of the model can follow")
+    return COMPLETE if accepts else unmet("no token of the model can follow")
+
+
+def _matcher_failed(matcher: LLMatcher) -> MaskOutcome:
+    """What comes of a place whose matcher is in error.
+
+    A grammar that takes more than the library's limits is the request's fault.
+    """
+    why = matcher.get_error() or "tokens that came before do not follow it"
+    return unmet(why) if _LIMITS.search(why) else failed(why)
+
+
+def unmet(why: str) -> MaskOutcome:
+    """What comes of a place whose form can't be met; `why` says what it would take."""
+    broken = Violation("spec.structured_output", f"can't be met: {_first_line(why)}; ask for a simpler form")
+    return MaskOutcome(MaskState.FAILED, broken=broken)
 
 
 def failed(why: str) -> MaskOutcome:
-    """What comes of a place whose grammar can't go on; `why` is the library's word for it."""
-    return MaskOutcome(MaskState.FAILED, f"the structured output can't go on: {why.splitlines()[0][:200]}")
+    """What comes of a place that the server fails to compute a mask for; `why` says how."""
+    return MaskOutcome(MaskState.FAILED, f"the structured output can't go on: {_first_line(why)}")
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0][:_MAX_WHY_CHARACTERS]

@@ -2528,8 +2528,8 @@ func (x *Usage) GetReasoningTokens() uint32 {
 // while any output does.
 type Ledger struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// From the arrival of the call to its first step, tokenization included. All times of this
-	// message are in nanoseconds.
+	// From the arrival of the call to its first step: tokenization and the compiling of a structured
+	// output included. All times of this message are in nanoseconds.
 	QueuedNs uint64 `protobuf:"varint,1,opt,name=queued_ns,json=queuedNs,proto3" json:"queued_ns,omitempty"`
 	// From the first step to the first token.
 	PrefillNs uint64 `protobuf:"varint,2,opt,name=prefill_ns,json=prefillNs,proto3" json:"prefill_ns,omitempty"`

@@ -133,13 +133,19 @@ def check_conversation(messages: Sequence[inference_pb2.ChatMessage], continue_l
 class KnownCalls:
     """The calls of a conversation's messages so far, to which results belong.
 
+    An id that a later message uses again names its call from then on: models that number their
+    calls, and conversations of several servers, repeat them. Within a message no two calls have the
+    same, and no call has two results, as in OpenAI's API: a result would belong to either.
+
     Args:
         fields: what the caller's API calls the fields of calls.
     """
 
     def __init__(self, fields: ToolFields) -> None:
         self._fields = fields
+        # Names of functions by the id of their call; of those that have no result yet, the ids.
         self._names: dict[str, str] = {}
+        self._open: set[str] = set()
 
     def add_to(
         self, message: dict[str, Any], calls: Sequence[inference_pb2.ToolCall], field: str, found: Violations
@@ -152,7 +158,12 @@ class KnownCalls:
                 tools.call_for_template(call, f"{field}[{index}]", self._fields, found)
                 for index, call in enumerate(calls)
             ]
+            ids: set[str] = set()
+            for index, call in enumerate(calls):
+                found.require(call.id not in ids, f"{field}[{index}].id", "must not be that of another call beside it")
+                ids.add(call.id)
             self._names.update({call.id: call.name for call in calls})
+            self._open |= ids
 
     def answer(self, message: dict[str, Any], call_id: str, field: str, found: Violations) -> None:
         """Gives a template's message the call whose result it is; notes what is wrong."""
@@ -160,6 +171,9 @@ class KnownCalls:
             found.require(not call_id, field, "must not be set but in messages of tools")
             return
         found.require(call_id in self._names, field, "must be the id of a call of an earlier message")
+        has_result = call_id in self._names and call_id not in self._open
+        found.require(not has_result, field, "must be the id of a call that has no result yet")
+        self._open.discard(call_id)
         message["tool_call_id"], message["name"] = call_id, self._names.get(call_id, "")
 
 

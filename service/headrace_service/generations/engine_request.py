@@ -130,7 +130,12 @@ class RequestBuilder:
         name_request(call, request_id)
         strings = tuple([string.decode() for string in asked.stop.strings])
         render = RenderState(
-            spec.skip_special_tokens, asked.num_logprobs >= 0, strings, spec.token_ids_only, plan=prompt.plan
+            spec.skip_special_tokens,
+            asked.num_logprobs >= 0,
+            strings,
+            spec.token_ids_only,
+            plan=prompt.plan,
+            has_form_of_tools=prompt.form is not None,
         )
         encoded, state = asked.encode(), render.encode()
         digest = _digest(encoded, state, spec, text)

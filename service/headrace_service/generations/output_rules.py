@@ -19,11 +19,9 @@ from headrace_service.generations.engine_request import Prompt
 from headrace_service.generations.tools import Offered
 from headrace_service.output_forms import harmony
 from headrace_service.output_forms.model_form import ModelForm
+from headrace_service.streams.render_state import FORM_OF_TOOLS
 from headrace_service.text.text_model import TextModel
 from headrace_service.text.tokenization import TokenIds
-
-# Fields that a form made of tools is refused by, and the caller's name of them.
-_FORM_NAMES = {"spec.structured_output.grammar": "tools", "spec.structured_output": "tools"}
 
 
 def prompt_of(token_ids: TokenIds, text: str, conversation: Conversation, model: TextModel) -> Prompt:
@@ -60,7 +58,7 @@ def refusals_named(prompt: Prompt) -> Iterator[None]:
     try:
         yield
     except errors.ServiceError as error:
-        raise (errors.renamed(error, _FORM_NAMES) if prompt.form is not None else error) from None
+        raise (errors.renamed(error, FORM_OF_TOOLS) if prompt.form is not None else error) from None
 
 
 def _form_of_calls(

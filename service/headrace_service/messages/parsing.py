@@ -20,6 +20,8 @@ Request = TypeVar("Request", bound=message.Message)
 _MAX_DEPTH = 32
 # What is looked through in a few dozen milliseconds, during which no other call is served.
 _MAX_MESSAGES = 16_384
+# Not those of a conversation alone.
+_COUNTED = "each message, part, call and tool is one"
 _MAX_UNKNOWN_BYTES = 64 << 10
 
 
@@ -100,9 +102,9 @@ def deserializer(message_type: type[Request]) -> Callable[[bytes], Unparsed[Requ
 
 def _unknown_fields(parent: message.Message, path: str, depth: int, seen: Iterator[int]) -> Iterator[errors.Violation]:
     if next(seen) > _MAX_MESSAGES:
-        raise errors.invalid_field(path, f"a request may have at most {_MAX_MESSAGES} messages in all")
+        raise errors.invalid_field(path, f"a request may hold at most {_MAX_MESSAGES} protobuf messages: {_COUNTED}")
     if depth > _MAX_DEPTH:
-        raise errors.invalid_field(path, f"messages may nest at most {_MAX_DEPTH} deep")
+        raise errors.invalid_field(path, f"protobuf messages may nest at most {_MAX_DEPTH} deep")
     for unknown in UnknownFieldSet(parent):  # type: ignore[attr-defined]
         where = f"{path}.{unknown.field_number}" if path else str(unknown.field_number)
         yield errors.Violation(

@@ -5,6 +5,7 @@ Owns what of a stream, an engine's Done and a trace becomes which field of `fact
 
 from __future__ import annotations
 
+import grpc
 import msgspec
 
 from headrace.v1 import generation_pb2
@@ -21,6 +22,9 @@ _REASONS = {
     engine_pb2.OUTPUT_END_REASON_DEADLINE: "deadline",
 }
 _ERROR = "error"
+# Of an output that ended with an error which is the request's.
+_INVALID = "invalid"
+_INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
 _PARTS = (
     "queued",
     "prefill",
@@ -78,12 +82,20 @@ def of(stream: GenerationStream, trace: GenerationTrace, now_ns: int, unix_offse
 
 
 def _reason(end: engine_pb2.OutputEnd | None) -> str:
-    return _ERROR if end is None else _REASONS.get(end.reason, _ERROR)
+    if end is None:
+        return _ERROR
+    return _INVALID if _is_invalid(end) else _REASONS.get(end.reason, _ERROR)
+
+
+def _is_invalid(end: engine_pb2.OutputEnd) -> bool:
+    """Returns whether an output ended because its request can't be met."""
+    return bool(end.error.code == _INVALID_ARGUMENT.value[0])
 
 
 def _error_type(stream: GenerationStream, trace: GenerationTrace) -> str:
-    if any(end.reason == engine_pb2.OUTPUT_END_REASON_ERROR for end in stream.ends.values()):
-        return "engine_error"
+    failed = [end for end in stream.ends.values() if end.reason == engine_pb2.OUTPUT_END_REASON_ERROR]
+    if failed:
+        return _INVALID_ARGUMENT.name if all(map(_is_invalid, failed)) else "engine_error"
     failure = stream.failure or trace.failure
     if failure is not None:
         return failure.code.name

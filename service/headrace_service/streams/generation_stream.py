@@ -356,7 +356,7 @@ class GenerationStream:
 
     def _end_output(self, end: engine_pb2.OutputEnd) -> None:
         output = self._outputs.get(end.output_index) or self._new_output(end.output_index)
-        output.end = self.ends[end.output_index] = end
+        output.end = self.ends[end.output_index] = self._named(end)
         self.hit_deadline = self.hit_deadline or end.reason == engine_pb2.OUTPUT_END_REASON_DEADLINE
 
     def _note_started(self, cached_tokens: int) -> None:
@@ -387,4 +387,8 @@ class GenerationStream:
             reader = LogprobReader(log.logprobs)
             output.logprobs = [reader.next() for _ in output.tokens]
         if log.HasField("end"):
-            output.end = self.ends[log.output_index] = log.end
+            output.end = self.ends[log.output_index] = self._named(log.end)
+
+    def _named(self, end: engine_pb2.OutputEnd) -> engine_pb2.OutputEnd:
+        assert self._render is not None, "it is known before any output"
+        return self._render.named(end)

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from benchmarks.made_schemas import make_schema
+from llguidance import LLMatcher, LLParserLimits
 from tests.support.processes import wait_until
 from tests.support.running_server import DEMO
 
@@ -24,10 +25,11 @@ from headrace_backend.engine.output_grammar import COMPLETE, MASKED, MaskState
 from headrace_backend.engine.scheduling.masks import MaskCall, MaskJob
 from headrace_backend.step.masks import StepMasks
 from headrace_backend.structured_output import compiler as compiler_module
+from headrace_backend.structured_output import output_place
 from headrace_backend.structured_output.compiler import GrammarCompiler, grammar_compiler
 from headrace_backend.structured_output.mask_pool import MaskPool
 from headrace_backend.structured_output.output_place import CompiledGrammar, OutputPlace
-from headrace_backend.structured_output.vocabulary import folder_encode
+from headrace_backend.structured_output.vocabulary import folder_encode, make_tokenizer, read_vocabulary
 from headrace_model_folder import ModelFolder
 from headrace_request.structured_output import StructuredOutput, choice
 
@@ -125,8 +127,43 @@ def test_tokens_that_do_not_follow_the_form_fail_their_own_output(compiler: Gram
     words = np.empty(-(-VOCAB // 32), np.int32)
     place = place_of(compiler, choice(["one", "two"]))
     outcome = place.fill_mask(words, 0, array("i", [TOKEN_BYTES.index(b"7")]), END, 0)
-    assert outcome.state is MaskState.FAILED and "can't go on" in outcome.error
+    assert outcome.state is MaskState.FAILED and "can't go on" in outcome.error and outcome.broken is None
     assert place.fill_mask(words, 0, array("i"), END, 0).state is MaskState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"step_max_items": 1}, "Too many items"),
+        ({"max_lexer_states": 3}, "too many states"),
+        ({"max_items_in_row": 1}, "Current row has"),
+    ],
+)
+def test_a_form_that_takes_more_than_the_librarys_limits_is_the_requests_fault(
+    limits: dict[str, int], named: str
+) -> None:
+    vocabulary = read_vocabulary(FOLDER)
+    assert vocabulary is not None
+    tokenizer = make_tokenizer(vocabulary, folder_encode(FOLDER))
+    grammar = LLMatcher.grammar_from_lark('start: s\ns: s s | "a" | "b" s "c"')
+    matcher = LLMatcher(tokenizer, grammar, limits=LLParserLimits(**limits), log_level=0)
+    place, words = CompiledGrammar(matcher, END).new_output(), np.empty(-(-VOCAB // 32), np.int32)
+    outcome = place.fill_mask(words, 0, array("i"), END, 0)
+    if outcome is MASKED:
+        outcome = place.fill_mask(words, 0, array("i", [TOKEN_BYTES.index(b"a")]), END, 0)
+    assert outcome.broken is not None and not outcome.error
+    assert outcome.broken.field == "spec.structured_output" and named in outcome.broken.description
+
+
+def test_a_form_whose_masks_are_beyond_their_budget_is_the_requests_fault(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_place, "FREE_NS", 0)
+    monkeypatch.setattr(output_place, "_MAX_EXCESS_NS", 0)
+    place, words = place_of(compiler, choice(["one"])), np.empty(-(-VOCAB // 32), np.int32)
+    outcome = place.fill_mask(words, 0, array("i"), END, 0)
+    assert outcome.broken is not None and not outcome.error
+    assert outcome.broken.field == "spec.structured_output" and "computing" in outcome.broken.description
 
 
 @pytest.mark.parametrize(

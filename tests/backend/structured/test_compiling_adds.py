@@ -41,16 +41,20 @@ class Door:
 
     def __init__(self) -> None:
         self.compiler = Compiler()
-        self.adds = CompilingAdds(SimpleNamespace(check=lambda request: None), self.compiler)  # type: ignore[arg-type]
+        self.now_ns = 1_000
+        engine: Any = SimpleNamespace(check=lambda request: None)
+        self.adds = CompilingAdds(engine, self.compiler, lambda: self.now_ns)  # type: ignore[arg-type]
         self.entered: list[tuple[str, bool]] = []
+        self.service_ns: list[int] = []
         self.ended: list[str] = []
 
     def start(self, name: str, stream: int, detached: bool = False) -> None:
         asked = Request(b"\0\0\0\0", Stop(4), structured_output=FORM)
-        request = EngineRequest(name, asked, detached=detached)
+        request = EngineRequest(name, asked, detached=detached, service_ns=7)
 
         def enter(compiled: concurrent.futures.Future[Any]) -> bool:
             self.entered.append((name, compiled.cancelled()))
+            self.service_ns.append(request.service_ns)
             return True
 
         self.adds.start(stream, 1, request, enter)
@@ -74,6 +78,17 @@ async def test_a_form_is_given_up_when_the_last_request_that_waits_for_it_ends(l
     # The engine has them, to say how they ended.
     assert door.entered == [("a", True), ("b", True)] and len(door.ended) == 2
     assert not act("a", 1)
+
+
+async def test_the_wait_for_a_form_counts_as_time_before_the_engine() -> None:
+    door = Door()
+    door.start("a", 1)
+    door.now_ns += 300
+    door.start("b", 2)
+    door.now_ns += 50
+    door.compiler.waiting[FORM].set_result(None)
+    await asyncio.sleep(0.01)
+    assert door.service_ns == [357, 57]
 
 
 async def test_a_request_that_outlives_its_readers_keeps_its_form() -> None:

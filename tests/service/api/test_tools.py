@@ -159,6 +159,17 @@ async def test_calls_and_results_go_back_as_messages(service: Running) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_an_id_that_comes_again_is_its_latest_calls(service: Running) -> None:
+    turns: list[Any] = []
+    for name in ("weather", "other"):
+        call = inference_pb2.ToolCall(id="c1", name=name, arguments_json="{}")
+        turns += [Message(role=inference_pb2.ROLE_ASSISTANT, tool_calls=[call]), result("c1")]
+    await events_of(service.stub.Chat(inference_pb2.ChatRequest(messages=[*QUESTION, *turns])))
+    prompt = newest_prompt(service)
+    assert prompt.index("sunny(c1 weather)") < prompt.index("sunny(c1 other)")
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_who_reads_from_any_token_on_gets_what_follows_of_a_call(service: Running) -> None:
     request = inference_pb2.SubmitRequest(messages=QUESTION, tools=[WEATHER])
     submitted = await service.stub.Submit(request)
@@ -248,6 +259,19 @@ BROKEN: list[tuple[dict[str, Any], dict[str, str]]] = [
     (
         {"messages": [*calling(), result("c2")]},
         {"messages[2].tool_call_id": "must be the id of a call of an earlier message"},
+    ),
+    (
+        {"messages": [*calling(), result("c1"), result("c1")]},
+        {"messages[3].tool_call_id": "must be the id of a call that has no result yet"},
+    ),
+    (
+        {
+            "messages": [
+                *QUESTION,
+                Message(role=inference_pb2.ROLE_ASSISTANT, tool_calls=[*calling()[-1].tool_calls] * 2),
+            ]
+        },
+        {"messages[1].tool_calls[1].id": "must not be that of another call beside it"},
     ),
     (
         {"messages": [Message(role=inference_pb2.ROLE_USER, parts=[Part(text="a")], tool_call_id="b")]},

@@ -174,6 +174,12 @@ async def engine_fails(traced: TracedService) -> None:
     await events_of(call)
 
 
+async def can_not_be_met(traced: TracedService) -> None:
+    call = await begun(traced)
+    traced.engine.end_unmet(request_of(traced), "spec.stop.bad_words", "ban all")
+    await events_of(call)
+
+
 async def service_fails(traced: TracedService) -> None:
     call = await begun(traced)
 
@@ -200,6 +206,7 @@ WAYS: dict[str, Callable[[TracedService], Awaitable[None]]] = {
     "the engine was out of reach": out_of_reach,
     "the engine was lost": engine_lost,
     "the server shut down": shut_down,
+    "it could not be met, as showed while it was generated": can_not_be_met,
     "the engine failed at this request": engine_fails,
     "the service failed": service_fails,
 }

@@ -28,10 +28,25 @@ from headrace_backend.engine.requests.sequence import Sequence
 from headrace_backend.engine.scheduling.forced_search import ForcedSearch
 from headrace_backend.engine.scheduling.in_flight_step import InFlightStep, MaskedDraw
 from headrace_backend.step.drafts import StepDrafts
+from headrace_request.rule_kinds import TOKEN_BYTES
 
 # The next plan is to know what must follow where that is likely to be so many tokens for each mask:
 # where it is less, waiting for the masks costs more steps than it saves.
 _AWAITED_SHARE: Final = 0.1
+
+
+class Bans(NamedTuple):
+    """Tokens that a request bans at a draw with a mask.
+
+    Workers do not draw them; the mask allows them all the same.
+    """
+
+    # Token sequences that are never completed, int32 little-endian.
+    bad_words: tuple[bytes, ...]
+    # The output's last tokens before the draw, as many as decide which of those may be completed.
+    latest: bytes
+    # Whether stop tokens are banned before `MaskJob.min_tokens`, since no mask decides on them.
+    stops: bool
 
 
 class MaskJob(NamedTuple):
@@ -52,6 +67,8 @@ class MaskJob(NamedTuple):
     looks_ahead: bool
     # What is drafted behind the draw: each draft is followed by another draw.
     drafts: tuple[int, ...] = ()
+    # None: all that the mask allows may be drawn.
+    bans: Bans | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -141,7 +158,7 @@ class Masks:
         return call.life == self._life
 
     def filled(self, call: MaskCall, outcomes: list[MaskOutcome], now_ns: int) -> None:
-        """Ends outputs that are whole or whose grammar failed, also behind drafts that are right.
+        """Ends outputs that are whole or can't go on, also behind drafts that are right.
 
         The step's result was not read yet: what outputs that end draw in it is dropped.
         """
@@ -196,9 +213,9 @@ class Masks:
 
 
 def grammar_end(sequence: Sequence, outcome: MaskOutcome) -> OutputEnd:
-    """The end of an output that is whole, or whose grammar failed."""
+    """The end of an output that is whole, or can't go on."""
     reason = EndReason.STOP if outcome.state is MaskState.COMPLETE else EndReason.ERROR
-    return OutputEnd(sequence.log.output_index, reason, error=outcome.error)
+    return OutputEnd(sequence.log.output_index, reason, error=outcome.error, broken=outcome.broken)
 
 
 def num_certain(forced: AbstractSequence[int], drafts: AbstractSequence[int]) -> int | None:
@@ -268,4 +285,16 @@ def _job(draw: MaskedDraw, drafts: list[int], searches: bool) -> MaskJob:
         sequence.min_tokens,
         searches and sequence.skips_forced,
         tuple(drafts[draw.first_draft : draw.first_draft + draw.num_drafts]),
+        _bans(sequence, position),
     )
+
+
+def _bans(sequence: Sequence, position: int) -> Bans | None:
+    spec = sequence.request.spec
+    assert spec.grammar is not None, "only rows with a grammar have masks"
+    words = spec.asked.sampling.bad_words
+    stops = sequence.min_tokens > 0 and not spec.grammar.decides_ends
+    if not words and not stops:
+        return None
+    num_latest = max([len(word) // TOKEN_BYTES - 1 for word in words], default=0)
+    return Bans(words, sequence.tokens[max(position - num_latest, 0) : position].tobytes(), stops)

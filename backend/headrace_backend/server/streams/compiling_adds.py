@@ -2,7 +2,8 @@
 
 Owns what such a request's service says of it meanwhile, which is said to the engine once the
 request is there: that it is to end, or that its reader has gone. A service that goes takes along
-what it still waits for. Does not own compiling, nor what an answer looks like (`engine_service`).
+what it still waits for. The wait is a part of the request's queue, which begins at its call. Does
+not own compiling, nor what an answer looks like (`engine_service`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class _CompilingAdd:
     stream_id: int
     handle: int
     request: EngineRequest
+    began_ns: int
     # What is to be done once the engine has the request, and whether that ends it.
     later: list[Callable[[], object]] = dataclasses.field(default_factory=list)
     is_ending: bool = False
@@ -36,10 +38,17 @@ class _CompilingAdd:
 class CompilingAdds:
     """The requests that wait for the compiler, over all streams."""
 
-    def __init__(self, engine: Engine, grammars: GrammarCompiler | None) -> None:
-        """None waits. `grammars` compiles; None: the model can't have structured output."""
+    def __init__(self, engine: Engine, grammars: GrammarCompiler | None, clock: Callable[[], int]) -> None:
+        """None waits.
+
+        Args:
+            engine: Is to have the requests.
+            grammars: Compiles; None: the model can't have structured output.
+            clock: The engine's.
+        """
         self._engine = engine
         self._grammars = grammars
+        self._clock = clock
         self._adds: list[_CompilingAdd] = []
 
     def start(self, stream_id: int, handle: int, request: EngineRequest, enter: Enter) -> None:
@@ -59,7 +68,7 @@ class CompilingAdds:
         asked = request.asked.structured_output
         assert asked is not None, "others need no compiler"
         compiled = self._compiled(asked)
-        add = _CompilingAdd(stream_id, handle, request)
+        add = _CompilingAdd(stream_id, handle, request, self._clock())
         self._adds.append(add)
         loop = asyncio.get_running_loop()
 
@@ -126,6 +135,8 @@ class CompilingAdds:
         if add not in self._adds or (compiled.cancelled() and not add.is_ending):
             return
         self._adds.remove(add)
+        # The engine's account of it begins when it is entered.
+        add.request.service_ns += self._clock() - add.began_ns
         if enter(compiled):
             for act in add.later:
                 act()

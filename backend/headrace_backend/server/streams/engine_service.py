@@ -112,7 +112,7 @@ class EngineService:
         self._max_message_bytes = max_message_bytes
         self._log_ttl_ns = int(log_ttl_s * 1e9)
         self._log = get_logger()
-        self._compiling = CompilingAdds(engine_loop.engine, grammars)
+        self._compiling = CompilingAdds(engine_loop.engine, grammars, clock)
         self._streams: dict[int, ServiceStream] = {}
         self._guards = GuardOffers(engine_loop.engine, self._streams)
         self._held = HeldEngines(clock)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from google.protobuf import message, unknown_fields
+from google.rpc import error_details_pb2, status_pb2
 
 from headrace_backend.engine.errors import RequestRefused, Violation
 from headrace_backend.engine.events import EndReason, LogprobColumns, OutputEnd, PromptLogprobs, RequestDone
@@ -225,15 +226,26 @@ def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:
         int(end.reason) in list(map(int, EndReason)), field, f"reason must be {min(EndReason)} to {max(EndReason)}"
     ):
         return OutputEnd(index, EndReason.ERROR)
+    broken = _broken(end.error)
     return OutputEnd(
         index,
         EndReason(end.reason),
         stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
         stop_string_index=end.stop_string_index if end.HasField("stop_string_index") else None,
         trim_bytes=end.trim_bytes,
-        error=end.error.message,
+        error=end.error.message if broken is None else "",
+        broken=broken,
         score=end.score if end.HasField("score") else None,
     )
+
+
+def _broken(error: status_pb2.Status) -> Violation | None:
+    """The rule that a request turned out to break; None: its error is the server's."""
+    for detail in error.details:
+        broken = error_details_pb2.BadRequest()
+        if detail.Unpack(broken) and broken.field_violations:
+            return Violation(broken.field_violations[0].field, broken.field_violations[0].description)
+    return None
 
 
 def _span(add: engine_pb2.AddRequest, checks: _Checks) -> facts.SpanContext | None:

@@ -10,8 +10,10 @@ from array import array
 from collections.abc import Iterator
 
 import grpc
+from google.rpc import status_pb2
 
 from headrace_backend.engine.answers import Handover, LoadReport, LoadSnapshot, RequestPage
+from headrace_backend.engine.errors import RequestRefused
 from headrace_backend.engine.events import (
     EndReason,
     Event,
@@ -25,7 +27,7 @@ from headrace_backend.engine.events import (
 from headrace_backend.engine.request import LOGPROB_BYTES, TOP_LOGPROB_BYTES
 from headrace_backend.engine.requests.outbox import Outbox
 from headrace_backend.server.health import STALE_AFTER_NS, HealthState
-from headrace_backend.server.streams.statuses import make_status
+from headrace_backend.server.streams.statuses import make_status, refusal_status
 from headrace_protos.engine.v1 import engine_pb2
 
 # About what a token's row and an event take, here and on the wire.
@@ -218,9 +220,19 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
         stop_token_id=end.stop_token_id,
         stop_string_index=end.stop_string_index,
         trim_bytes=end.trim_bytes,
-        error=make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None,
+        error=_error(end),
         score=end.score,
     )
+
+
+def _error(end: OutputEnd) -> status_pb2.Status | None:
+    """What went wrong with an output; None: nothing.
+
+    Its request can't be met, or the engine failed.
+    """
+    if end.broken is not None:
+        return refusal_status(RequestRefused.invalid([end.broken]))
+    return make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None
 
 
 def write_handover(handover: Handover, now_ns: int) -> engine_pb2.AddRequest:

@@ -42,12 +42,14 @@ class Asked:
         stream: whether responses come while it runs, or one at its end.
         prompt_first: whether the text begins with the prompt.
         outputs: names of the outputs of each response.
+        names: what fields of GenerationSpec are called in the request.
     """
 
     spec: generation_pb2.GenerationSpec
     stream: bool
     prompt_first: bool
     outputs: frozenset[str]
+    names: Mapping[str, str]
 
 
 class Convention(Protocol):
@@ -56,10 +58,6 @@ class Convention(Protocol):
     @property
     def signature(self) -> Signature:
         """The tensors that models of this convention take and give."""
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """What fields of GenerationSpec are called here."""
 
     @property
     def text_shape(self) -> tuple[int, ...]:
@@ -124,6 +122,11 @@ def number_of(inputs: Mapping[str, Tensor], name: str) -> Any:
 def flag(inputs: Mapping[str, Tensor], name: str, default: bool = False) -> bool:
     """Returns a truth value, if it is given."""
     return bool(number_of(inputs, name)) if name in inputs else default
+
+
+def returns(request: InferRequest, name: str) -> bool:
+    """Returns whether an output comes: its input says so, or it is listed and that says nothing."""
+    return flag(request.inputs, name, default=request.named_outputs)
 
 
 def unsigned(value: int, name: str, high: int = _MAX_U32) -> int:

@@ -139,7 +139,7 @@ class LanguageModel:
             model = self._core.generations.placed(spec, prompt, model, call)
             generation = await self._core.generations.start(spec, prompt, model, call, wire)
         except errors.ServiceError as error:
-            raise errors.renamed(error, self._convention.names) from None
+            raise errors.renamed(error, asked.names) from None
         with given_up(generation, call):
             yield generation.stream, wire
 
@@ -160,7 +160,7 @@ class LanguageModel:
         )
         text_shape = self._convention.text_shape if text_alone else None
         max_bytes = self._core.config.max_message_bytes if asked.stream else None
-        return GenerationWire(request, spec.request.n, render, text_shape, max_bytes)
+        return GenerationWire(request, spec.request.n, render, asked.names, text_shape, max_bytes)
 
 
 def check_ended(stream: GenerationStream, wire: GenerationWire) -> None:

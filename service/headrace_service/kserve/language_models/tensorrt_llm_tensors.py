@@ -7,7 +7,7 @@ prompt. Without temperature, top_k and top_p the most likely token is taken, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -76,24 +76,26 @@ _ASKED_BY = {
 }
 
 
+_NAMES: Final[Mapping[str, str]] = {
+    "spec.text": "text_input",
+    "spec.n": "num_return_sequences",
+    "spec.stop.strings": "stop_words",
+    "spec.stop.bad_words": "bad_words",
+    "spec.stop.token_ids[0]": "end_id",
+    **{f"spec.stop.{name}": name for name in ("max_tokens", "min_tokens")},
+    **{
+        f"spec.sampling.{name}": name
+        for name in "temperature top_k top_p repetition_penalty presence_penalty frequency_penalty seed".split()
+    },
+    "spec.priority": "parameters[priority]",
+    "spec.time_limit": "parameters[timeout]",
+}
+
+
 class TensorRtLlmTensors:
     """The tensors of TensorRT-LLM's ensemble model."""
 
     signature = SIGNATURE
-    names: Mapping[str, str] = {
-        "spec.text": "text_input",
-        "spec.n": "num_return_sequences",
-        "spec.stop.strings": "stop_words",
-        "spec.stop.bad_words": "bad_words",
-        "spec.stop.token_ids": "end_id",
-        **{f"spec.stop.{name}": name for name in ("max_tokens", "min_tokens")},
-        **{
-            f"spec.sampling.{name}": name
-            for name in "temperature top_k top_p repetition_penalty presence_penalty frequency_penalty seed".split()
-        },
-        "spec.priority": "parameters[priority]",
-        "spec.time_limit": "parameters[timeout]",
-    }
     text_shape: tuple[int, ...] = (1, 1)
 
     def read(self, request: InferRequest) -> Asked:
@@ -114,12 +116,14 @@ class TensorRtLlmTensors:
             output.name
             for output in SIGNATURE.outputs
             if output.name in request.outputs
-            and (output.name not in _ASKED_BY or asked.flag(inputs, _ASKED_BY[output.name]))
+            and (output.name not in _ASKED_BY or asked.returns(request, _ASKED_BY[output.name]))
             and (request.named_outputs or output.name not in ("batch_index", "sequence_index"))
         )
-        if asked.flag(inputs, "return_log_probs"):
+        if outputs & {"cum_log_probs", "output_log_probs"}:
             spec.logprobs = 0
-        return Asked(spec, stream, not exclude, outputs)
+        is_older = "min_length" in inputs and "min_tokens" not in inputs
+        names = {**_NAMES, "spec.stop.min_tokens": "min_length"} if is_older else _NAMES
+        return Asked(spec, stream, not exclude, outputs, names)
 
     def render(self, asked: Asked, token_text: Callable[[int], str]) -> Render:
         """Returns how responses are made."""

@@ -1,8 +1,9 @@
 """Sampling parameters by vLLM's names, into a GenerationSpec.
 
-Owns the table of names, with the types they take. A value may come as a string, which clients of
-vLLM's backend send for all of them. A name that is not in the table is refused, and so is one whose
-effect this server does not have, unless its value asks for no effect.
+Owns the table of names, with the types they take, and what fields of GenerationSpec are called in a
+request. A value may come as a string, which clients of vLLM's backend send for all of them. A name
+that is not in the table is refused, and so is one whose effect this server does not have, unless
+its value asks for no effect.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,43 +29,80 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 # One way to write each number: two keys of an object are then two numbers.
 _KEY = re.compile(r"0|-?[1-9][0-9]{0,39}")
 
-NAMES = {
-    "spec.text": "text_input",
-    "spec.n": f"{_WHERE}.n",
-    "spec.logprobs": f"{_WHERE}.logprobs",
-    "spec.sampling": _WHERE,
-    "spec.stop": _WHERE,
-    "spec.stop.strings": f"{_WHERE}.stop",
-    "spec.stop.token_ids": f"{_WHERE}.stop_token_ids",
-    "spec.stop.include_stop_string": f"{_WHERE}.include_stop_str_in_output",
-    "spec.structured_output": f"{_WHERE}.structured_outputs",
-    "spec.best_of": f"{_WHERE}.best_of",
-    "spec.beam_search.width": f"{_WHERE}.best_of",
-    "spec.beam_search.length_penalty": f"{_WHERE}.length_penalty",
-    "spec.priority": "parameters[priority]",
-    "spec.time_limit": "parameters[timeout]",
+_NAMES: Final[Mapping[str, str]] = {
+    **{f"spec.{name}": name for name in ("n", "logprobs", "best_of")},
+    **{f"spec.sampling.{field.name}": field.name for field in msgspec.structs.fields(Sampling)},
+    "spec.sampling.logit_bias": "logit_bias",
+    **{f"spec.stop.{name}": name for name in ("max_tokens", "min_tokens", "bad_words")},
+    "spec.stop.strings": "stop",
+    "spec.stop.token_ids": "stop_token_ids",
+    "spec.beam_search.length_penalty": "length_penalty",
 }
+_FORMS: Final = "structured_outputs guided_decoding guided_json guided_regex guided_choice guided_grammar".split()
 
 
-def fill(spec: Spec, values: Mapping[str, Any]) -> None:
+class Parameter(NamedTuple):
+    """One sampling parameter of a request.
+
+    Attributes:
+        field: where its caller gave it.
+        value: as it came.
+    """
+
+    field: str
+    value: Any
+
+
+Parameters = Mapping[str, Parameter]
+
+
+def in_tensor(values: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Returns the parameters of the tensor `sampling_parameters`."""
+    return {name: Parameter(f"{_WHERE}.{name[:64]}", value) for name, value in values.items()}
+
+
+def of_request(values: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Returns those that are parameters of the request itself."""
+    return {name: Parameter(f"parameters[{name[:64]}]", value) for name, value in values.items()}
+
+
+def names(parameters: Parameters) -> dict[str, str]:
+    """What fields of GenerationSpec are called by a caller who gave some parameters."""
+    form = next((name for name in _FORMS if name in parameters), _FORMS[0])
+    width = "best_of" if "best_of" in parameters else "n"
+    return {
+        "spec.text": "text_input",
+        **{field: _field(parameters, name) for field, name in _NAMES.items()},
+        **foreign_forms.names(_field(parameters, form)),
+        "spec.beam_search.width": _field(parameters, width),
+        "spec.priority": "parameters[priority]",
+        "spec.time_limit": "parameters[timeout]",
+    }
+
+
+def fill(spec: Spec, parameters: Parameters) -> None:
     """Puts sampling parameters into a spec.
 
     Raises:
         ServiceError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the parameter.
     """
     spec.stop.max_tokens = DEFAULT_MAX_TOKENS
-    for name, value in values.items():
-        if value is None or value == "None":
-            continue
+    given = {name: one for name, one in parameters.items() if one.value is not None and one.value != "None"}
+    for name, (field, value) in given.items():
         if name in _SETTERS:
-            _SETTERS[name](spec, f"{_WHERE}.{name}", value)
+            _SETTERS[name](spec, field, value)
         elif name in _WITHOUT_EFFECT:
-            _check_without_effect(name, value)
+            _check_without_effect(field, value, _WITHOUT_EFFECT[name])
         elif name in _UNBUILT:
-            raise asked.unbuilt(f"{_WHERE}.{name}")
+            raise asked.unbuilt(field)
         else:
-            raise errors.invalid_field(f"{_WHERE}.{name[:64]}", "is not known")
-    _fill_search(spec, {name: value for name, value in values.items() if value is not None and value != "None"})
+            raise errors.invalid_field(field, "is not known")
+    _fill_search(spec, given)
+
+
+def _field(parameters: Parameters, name: str) -> str:
+    """Returns what the caller calls a parameter; one that is not given belongs in the tensor."""
+    return parameters[name].field if name in parameters else f"{_WHERE}.{name}"
 
 
 # -- values
@@ -209,11 +247,10 @@ _UNBUILT = frozenset(
 )
 
 
-def _check_without_effect(name: str, value: Any) -> None:
-    harmless = _WITHOUT_EFFECT[name]
+def _check_without_effect(field: str, value: Any, harmless: Any) -> None:
     read = _truth if isinstance(harmless, bool) else _number
-    if read(f"{_WHERE}.{name}", value) != harmless:
-        raise asked.unbuilt(f"{_WHERE}.{name} other than {str(harmless).lower()}")
+    if read(field, value) != harmless:
+        raise asked.unbuilt(f"{field} other than {str(harmless).lower()}")
 
 
 def _at_least_one(field: str, value: int) -> int:
@@ -222,23 +259,24 @@ def _at_least_one(field: str, value: int) -> int:
     return value
 
 
-def _fill_search(spec: Spec, values: Mapping[str, Any]) -> None:
+def _fill_search(spec: Spec, given: Parameters) -> None:
     """Asks for a search if it is to be used.
 
     As in vLLM it is as wide as `best_of`, or else `n`, and its own parameters ask for nothing
     without it.
     """
-    penalty = _number(f"{_WHERE}.length_penalty", values.get("length_penalty", 1.0))
-    early_stopping = _early_stopping(f"{_WHERE}.early_stopping", values.get("early_stopping", False))
-    if not _truth(f"{_WHERE}.use_beam_search", values.get("use_beam_search", False)):
+    nothing = {"length_penalty": 1.0, "early_stopping": False, "use_beam_search": False}
+    length, early, use = [given.get(name, Parameter(name, value)) for name, value in nothing.items()]
+    penalty, early_stopping = _number(*length), _early_stopping(*early)
+    if not _truth(*use):
         if penalty != 1:
-            raise errors.invalid_field(f"{_WHERE}.length_penalty", "must be 1 without use_beam_search")
+            raise errors.invalid_field(length.field, "must be 1 without use_beam_search")
         if early_stopping != generation_pb2.EARLY_STOPPING_HEURISTIC:
-            raise errors.invalid_field(f"{_WHERE}.early_stopping", "must be false without use_beam_search")
+            raise errors.invalid_field(early.field, "must be false without use_beam_search")
         return
     num_outputs = spec.n if spec.HasField("n") else 1
     if spec.HasField("best_of") and spec.best_of < num_outputs:
-        raise errors.invalid_field(f"{_WHERE}.best_of", f"must be at least n, {num_outputs}")
+        raise errors.invalid_field(_field(given, "best_of"), f"must be at least n, {num_outputs}")
     spec.beam_search.width = spec.best_of if spec.HasField("best_of") else num_outputs
     spec.beam_search.length_penalty, spec.beam_search.early_stopping = penalty, early_stopping
     spec.ClearField("best_of")

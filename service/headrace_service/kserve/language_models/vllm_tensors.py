@@ -7,8 +7,7 @@ and each response brings what is new of every output.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -51,7 +50,6 @@ class VllmTensors:
     """The tensors of Triton's vLLM backend."""
 
     signature = SIGNATURE
-    names: Mapping[str, str] = vllm_sampling.NAMES
     text_shape: tuple[int, ...] = (1,)
 
     def read(self, request: InferRequest) -> Asked:
@@ -60,7 +58,8 @@ class VllmTensors:
         if "image" in inputs:
             raise asked.unbuilt("image")
         spec = generation_pb2.GenerationSpec(text=asked.text_of(inputs, "text_input"))
-        vllm_sampling.fill(spec, _sampling(request))
+        parameters = _sampling(request)
+        vllm_sampling.fill(spec, parameters)
         asked.apply(request.parameters, spec)
         stream = asked.flag(inputs, "stream")
         exclude = asked.flag(inputs, "exclude_input_in_output", default=stream)
@@ -73,11 +72,11 @@ class VllmTensors:
             spec.name
             for spec in SIGNATURE.outputs
             if spec.name in request.outputs
-            and (spec.name == "text_output" or asked.flag(inputs, f"return_{spec.name}"))
+            and (spec.name == "text_output" or asked.returns(request, f"return_{spec.name}"))
         )
         if "cumulative_logprob" in outputs and not spec.HasField("logprobs"):
             spec.logprobs = 0
-        return Asked(spec, stream, not exclude, outputs)
+        return Asked(spec, stream, not exclude, outputs, vllm_sampling.names(parameters))
 
     def render(self, asked: Asked, token_text: Callable[[int], str]) -> Render:
         """Returns how responses are made."""
@@ -103,15 +102,16 @@ class VllmTensors:
         return outputs
 
 
-def _sampling(request: InferRequest) -> dict[str, Any]:
+def _sampling(request: InferRequest) -> vllm_sampling.Parameters:
     """Returns the sampling parameters: those of the request, and over them those of the tensor."""
-    values: dict[str, Any] = dict(request.parameters.custom)
+    parameters = vllm_sampling.of_request(request.parameters.custom)
     if "sampling_parameters" in request.inputs:
         try:
-            values.update(strict_json.read_object(asked.text_of(request.inputs, "sampling_parameters")))
+            values = strict_json.read_object(asked.text_of(request.inputs, "sampling_parameters"))
         except ValueError as error:
             raise errors.invalid_field("sampling_parameters", str(error)) from None
-    return values
+        parameters |= vllm_sampling.in_tensor(values)
+    return parameters
 
 
 def _logprobs(piece: Piece, token_text: Callable[[int], str]) -> str:

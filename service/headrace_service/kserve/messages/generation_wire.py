@@ -85,6 +85,7 @@ class GenerationWire:
         request: asked for it.
         num_outputs: how many outputs it has.
         render: makes a response's outputs.
+        names: what fields of GenerationSpec are called in the request.
         text_shape: shape of text_output where each response holds one text and nothing else; None
             otherwise.
         max_bytes: largest message of a stream, whose responses are cut to it; None: one response
@@ -95,8 +96,8 @@ class GenerationWire:
     """
 
     __slots__ = (
-        "_cut", "_cut_bytes", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render", "_request",
-        "_template", "error",
+        "_cut", "_cut_bytes", "_names", "_new", "_num_prompt_tokens", "_pending_bytes", "_pieces", "_render",
+        "_request", "_template", "error",
     )  # fmt: skip
 
     def __init__(
@@ -104,12 +105,14 @@ class GenerationWire:
         request: InferRequest,
         num_outputs: int,
         render: Render,
+        names: Mapping[str, str],
         text_shape: Sequence[int] | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.error: errors.ServiceError | None = None
         self._request = request
         self._render = render
+        self._names = names
         self._pieces = [Piece() for _ in range(num_outputs)]
         self._cut_bytes = min(_CUT_BYTES, max_bytes // _CUT_SHARE) if max_bytes is not None else None
         # Responses that were cut off and not taken yet.
@@ -215,7 +218,7 @@ class GenerationWire:
         self._new = True
         reason = _REASONS.get(end.reason)
         if reason is None:
-            self.error = self.error or _failure(end)
+            self.error = self.error or errors.renamed(_failure(end), self._names)
         else:
             self._pieces[end.output_index].reason = reason
 

@@ -113,7 +113,7 @@ class GenerationHandlers:
             exchange.extra_headers.append((_REQUEST_ID, wires[0].request_id.encode()))
             await exchange.begin_stream()
             await _all([self._core.deliver(stream, exchange.write) for stream in streams])
-            _raise_failure(wires)
+            _raise_failure(wires, asked.names)
             last = wires[0].usage_chunk() if asked.fields.wants_usage else b""
             await exchange.end_stream(last + chunks.END)
 
@@ -125,7 +125,7 @@ class GenerationHandlers:
             for stream in streams:
                 await stream.wait_ended()
                 _collect(stream)
-            _raise_failure(wires)
+            _raise_failure(wires, asked.names)
             body = answers.answer_of(asked.head, wires, usage)
             limit = self._core.config.max_message_bytes
             if len(body) > limit:
@@ -205,10 +205,10 @@ def _collect(stream: GenerationStream) -> None:
         stream.recording.wrote_all(made_ns, time.monotonic_ns())
 
 
-def _raise_failure(wires: Sequence[Answer | Chunks]) -> None:
+def _raise_failure(wires: Sequence[Answer | Chunks], names: Mapping[str, str]) -> None:
     for wire in wires:
         if wire.error is not None:
-            raise wire.error
+            raise errors.renamed(wire.error, names)
 
 
 async def _all(writers: Sequence[Coroutine[None, None, None]]) -> None:

@@ -17,12 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 ABORT = "headrace.abort"
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
-_BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-)
-_NO_HTTP = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null}}'
+_HEAD = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+_BODY = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null}}'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,10 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no HTTP, in the form of all errors."""
-        body = _NO_HTTP % msg.encode()
-        self.transport.write(_BAD_REQUEST % len(body) + body)
-        self.transport.close()
+        """Answers bytes that are no HTTP."""
+        self._refuse(b"400 Bad Request", msg)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
@@ -154,7 +148,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_between_requests:
             self.transport.abort()
             return
-        self.transport.write(_TOO_LARGE)
+        rule = f"the request's path and headers must have at most {self._limits.max_head_bytes} bytes together"
+        self._refuse(b"431 Request Header Fields Too Large", rule)
+
+    def _refuse(self, status: bytes, rule: str) -> None:
+        """Answers in the form of all errors, before any application is asked, and closes."""
+        body = _BODY % rule.encode()
+        self.transport.write(_HEAD % (status, len(body)) + body)
         self.transport.close()
 
 

@@ -26,9 +26,8 @@ _EFFORTS = {
     "medium": generation_pb2.REASONING_EFFORT_MEDIUM,
     "high": generation_pb2.REASONING_EFFORT_HIGH,
 }
-_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-# Fields of messages that ask for nothing when they are empty.
-_EMPTY_FIELDS = ("function_call", "audio", "refusal", "annotations")
+# Fields of messages whose contents this server has no way of showing a model.
+_EMPTY_FIELDS = ("function_call", "audio", "refusal")
 
 
 class ChatRequest(SharedFields, frozen=True, kw_only=True):
@@ -160,10 +159,9 @@ def _message(one: dict[str, Any], field: str, calls: KnownCalls, found: Violatio
     if role == "function":
         raise errors.unimplemented(f"{field}.role: function is not supported by this server; its newer name is tool")
     found.require(isinstance(role, str) and role in _ROLES, f"{field}.role", f"must be one of {', '.join(_ROLES)}")
-    for name in one:
-        if name in _EMPTY_FIELDS and one[name]:
+    for name in _EMPTY_FIELDS:
+        if one.get(name):
             raise unsupported.unsupported(f"{field}.{name}")
-        found.require(name in _MESSAGE_FIELDS or name in _EMPTY_FIELDS, f"{field}.{name}", "is not known")
     called = tool_fields.calls_of(one.get("tool_calls", []), f"{field}.tool_calls")
     message: dict[str, Any] = {"role": _ROLES.get(str(role), "")}
     # A message that is calls alone has no content.

@@ -6,20 +6,21 @@ does not read go through `unsupported`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TypeVar
 
 import msgspec
 
 from headrace_service import errors
-from headrace_service.openai.requests import shared_fields, unsupported
+from headrace_service.openai.requests import nested_fields, shared_fields, unsupported
 from headrace_service.openai.requests.shared_fields import SharedFields
 
 Fields = TypeVar("Fields", bound=SharedFields)
 _PLACE = re.compile(r"(.*) - at `(?:key in )?\$\.?(.*)`", re.DOTALL)
 _MAX_IGNORED = 16
 # Unknown names go into a header.
-_HEADER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_HEADER_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 
 
 def read(body: bytes, kind: type[Fields]) -> tuple[Fields, list[str]]:
@@ -45,8 +46,10 @@ def read(body: bytes, kind: type[Fields]) -> tuple[Fields, list[str]]:
         ignored += unsupported.check(options, ("include_usage",), "stream_options.")
         if not values.get("stream"):
             raise errors.invalid_field("stream_options", "must be absent unless stream is true")
+    nested = nested_fields.unknown({name: values[name] for name in values if name in kind.__struct_fields__})
+    names = filter(_HEADER_NAME.fullmatch, itertools.chain(ignored, nested))
     try:
-        return msgspec.convert(values, kind), [name for name in ignored if _HEADER_NAME.fullmatch(name)][:_MAX_IGNORED]
+        return msgspec.convert(values, kind), list(itertools.islice(names, _MAX_IGNORED))
     except msgspec.ValidationError as error:
         raise _wrong_type(error) from None
 

@@ -23,7 +23,7 @@ _MODES: Final = {
 }
 
 
-class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Function(msgspec.Struct, frozen=True):
     """A function that the model may call."""
 
     name: str
