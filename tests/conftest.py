@@ -32,6 +32,11 @@ elif _PROCESSES > 1:
     # Beside a card, references are computed with the cores that there are for each.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES // _PROCESSES)))
 
+# Some of the suite's processes run in folders of their own, where a relative entry names nothing
+# and an installed package of another working tree would be imported.
+if _path := os.environ.get("PYTHONPATH"):
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in _path.split(os.pathsep))
+
 # The suite starts hundreds of processes. Where compiled modules are not kept, as in many
 # containers, each compiles all it imports anew: 4.3 s of CPU for torch alone, 2.1 s with them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

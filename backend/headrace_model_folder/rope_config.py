@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from headrace_model_folder.errors import shown
+from headrace_model_folder.errors import InvalidModelFolder, shown
 from headrace_model_folder.fields import Fields
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "none"]
@@ -77,6 +77,19 @@ class RopeConfig:
         Their config states the usable context itself.
         """
         return int(self.original_max_position_embeddings * self.factor) if self.rope_type == "yarn" else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RopeFields(Fields):
+    """The rotary fields of both places: errors name each where config.json has it."""
+
+    # config.json's own, and which of them stand beside the object.
+    beside: Fields
+    outside: frozenset[str]
+
+    def error(self, key: str, rule: str) -> InvalidModelFolder:
+        """The error for one field; the caller raises it."""
+        return self.beside.error(key, rule) if key in self.outside else Fields.error(self, key, rule)
 
 
 # Of layers without rotation.
@@ -241,7 +254,8 @@ def _rope_fields(config: Fields) -> Fields:
         name: config.get(name) for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     }
     own = {k: v for k, v in stated.items() if v is not None}
-    fields = Fields(f"{config.name}: {key}", {**outer, **own})
+    outside = frozenset(name for name, value in outer.items() if value is not None and name not in own)
+    fields = _RopeFields(f"{config.name}: {key}", {**outer, **own}, config, outside)
     for name, value in own.items():
         if name not in _KNOWN and _FOREIGN.get(name) != value:
             raise fields.error(shown(name), f"is not known, is {shown(value)}")

@@ -153,6 +153,7 @@ def gpu_plan(rank: int, num_blocks: int, block_size: int, is_measured: bool) -> 
         state_bytes=3 << 28,
         num_checkpoints=4,
         checkpoint_bytes=3 << 24,
+        rotary_bytes=64 << 20,
     )
 
 

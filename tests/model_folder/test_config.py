@@ -91,6 +91,36 @@ def test_a_bad_rotary_parameter_is_refused_by_name(rope: dict[str, Any], field: 
         parse_config(config(rope_scaling=rope))
 
 
+@pytest.mark.parametrize(
+    ("stated", "place"),
+    [
+        ({"rope_theta": -1.0}, ""),
+        ({"rope_theta": -1.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+        ({"rope_theta": -1.0, "rope_parameters": {"rope_type": "default"}}, ""),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": -1.0}}, "rope_parameters: "),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": -1.0}}, "rope_scaling: "),
+    ],
+)
+def test_a_bad_base_is_named_where_the_file_states_it(stated: dict[str, Any], place: str) -> None:
+    with pytest.raises(
+        InvalidModelFolder, match=rf"^config\.json: {place}rope_theta must be a number from 1 to 1e\+12"
+    ):
+        parse_config(config(**stated))
+
+
+def test_what_stands_beside_the_rotary_object_is_named_so() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    for fields, message in (
+        ({"rope_theta": 1.0}, r"rope_theta must be above 1 for yarn"),
+        ({"original_max_position_embeddings": 0}, r"original_max_position_embeddings must be an integer"),
+        ({"partial_rotary_factor": "half"}, r"partial_rotary_factor must be a number"),
+    ):
+        with pytest.raises(InvalidModelFolder, match=rf"^config\.json: {message}"):
+            parse_config(config(rope_scaling=yarn, **fields))
+        with pytest.raises(InvalidModelFolder, match=rf"^config\.json: rope_parameters: {message}"):
+            parse_config(config(rope_parameters=yarn | fields))
+
+
 def test_both_spellings_of_the_rotary_embedding_mean_the_same() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     old = parse_config(config(rope_theta=500_000.0, rope_scaling={"type": "llama3", **scaling}))

@@ -52,6 +52,26 @@ def test_a_tied_output_layer_of_its_own_is_used(
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(("written", "is_tied"), [("ministral3-part", True), ("mistral3-part", False)])
+def test_mistral_3_is_tied_where_nothing_is_stated_unless_it_has_an_output_layer_of_its_own(
+    tmp_path: pathlib.Path, written: str, is_tied: bool
+) -> None:
+    """Published folders leave the field out, with and without that layer; transformers agrees."""
+    write_checkpoint(tmp_path, written)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for fields in (config, config["text_config"]):
+        fields.pop("tie_word_embeddings", None)
+    path.write_text(json.dumps(config))
+    assert transformers.AutoConfig.from_pretrained(tmp_path).tie_word_embeddings
+    assert ModelFolder.open(tmp_path).config.description.head.tied == is_tied
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).float().eval()
+    with torch.inference_mode():
+        expected = theirs(input_ids=torch.tensor([TOKENS])).logits[0]
+    [found] = PagedDriver(load(tmp_path)).step([Row(TOKENS)], [len(TOKENS)])
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
 def test_what_stands_beside_the_parts_of_gemma_3_says_whether_it_is_tied(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, "gemma3-part")
     path = tmp_path / "config.json"

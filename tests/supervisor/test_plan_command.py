@@ -69,6 +69,20 @@ def test_groups_that_do_not_divide_are_refused_on_any_number_of_ranks() -> None:
     assert ended.exit_code == 1 and "quantize_group is 128" in json.loads(ended.output)[0]["refused"]
 
 
+@pytest.mark.usefixtures("answered_here")
+def test_rotary_tables_have_a_column_of_their_own_and_every_rank_has_them_whole() -> None:
+    """131,072 tokens of Llama-3.1, of heads of 128 in fp32, whatever shares them out."""
+    asked = ("--shape", "llama-3.1-8b", "--gpus", "4", "--users", "8")
+    rows = json.loads(run(*asked, "--json").output)
+    assert [row["rotary_bytes"] for row in rows] == [131_072 * 128 * 4] * 3
+    [staged] = json.loads(run(*asked, "--pp", "4", "--json").output)
+    assert staged["rotary_bytes"] == 131_072 * 128 * 4
+    [short] = json.loads(run(*asked[:2], "--max-model-len", "8192", "--json").output)
+    assert short["rotary_bytes"] == 8_192 * 128 * 4
+    titles, _, alone, *_ = (line.split() for line in run(*asked).output.splitlines() if line.strip())
+    assert (titles[2:4], alone[2:4]) == (["weights", "rotary"], ["15.0", "0.1"])
+
+
 @pytest.mark.slow  # Single numbers of ranks are planned above.
 def test_every_number_of_ranks_has_its_row() -> None:
     ended = run("--model", str(DEMO), "--gpus", "4", "--users", "8", "--json")
@@ -81,7 +95,8 @@ def test_every_number_of_ranks_has_its_row() -> None:
         assert row["holds"] and row["kv_token_bytes"] == 2 * 8 * 4 * 32 * 2 // tp
         # The cache gets what is left by the reserve, by the driver's GiB and, of several ranks, by
         # half a GiB of the group.
-        taken = sum(row[name] for name in ("weight_bytes", "activation_bytes", "graph_bytes", "kv_cache_bytes"))
+        parts = ("weight_bytes", "rotary_bytes", "activation_bytes", "graph_bytes", "kv_cache_bytes")
+        taken = sum(row[name] for name in parts)
         card = GPUS["h200"].memory_bytes
         left = card - int(0.0075 * card) - (1 << 30) - (0 if tp == 1 else 1 << 29) - taken
         assert 0 <= left < 16 * row["kv_token_bytes"]

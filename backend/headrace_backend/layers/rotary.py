@@ -64,6 +64,11 @@ class RotaryTables(nn.Module):
         return self._numbers[layer.attention.rotation] if isinstance(layer.attention, Attention) else 0
 
 
+def tables_bytes(model: ModelDescription, max_position: int) -> int:
+    """Bytes of a model's `RotaryTables`, which every rank has whole."""
+    return max_position * sum(rotary_dim for _, rotary_dim in model.rotations) * torch.float32.itemsize
+
+
 def rope_frequencies(rope: RopeConfig, rotary_dim: int, max_position: int) -> tuple[Tensor, float]:
     """Computes the frequencies of a rotary embedding.
 

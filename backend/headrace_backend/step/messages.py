@@ -61,6 +61,9 @@ class MemoryPlan(msgspec.Struct, tag="memory_plan", frozen=True):
     # States of recurrent layers that can be kept for prefixes, and what they take.
     num_checkpoints: int = 0
     checkpoint_bytes: int = 0
+    # Cosines and sines of all positions of the context, of which every rank has all; 0: nothing
+    # rotates.
+    rotary_bytes: int = 0
 
 
 class QuantizationReport(msgspec.Struct, tag="quantization", frozen=True):

@@ -77,7 +77,7 @@ MINISTRAL3 = Family("Ministral3ForCausalLM", _MINISTRAL3_DEFAULTS, describe_mini
 MISTRAL3_OF_SEVERAL = Family(
     "Mistral3ForConditionalGeneration",
     # Both text parts' own fill what is absent, but for the one that `parse_config` reads itself.
-    {"max_position_embeddings": 131_072},
+    {"max_position_embeddings": 131_072, "tie_word_embeddings": True},
     describe_text_part,
     knows=_KNOWS,
     text_part=TextPart(

@@ -3,10 +3,10 @@
 Expert e's outputs are rows e N to (e + 1) N - 1, in which a gated product has the gates first and
 as many ups behind them. So a mixture is stored, filled and rounded as any other weight: plain, a
 `QuantizedWeight` of any kind with its inputs in order, in a file's blocks, or in MXFP4; these two
-have kernels of their own.
-A block of FP8 lies within one expert.
+have kernels of their own. A block of FP8 lies within one expert.
 
-Owns how kernels take it (`bits`, `layout`) and how one expert's numbers are read on a CPU.
+Owns how kernels take it (`bits`, `layout`), whether they multiply it by rounded rows, and how one
+expert's numbers are read on a CPU.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace_kernels import card
+from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats import block_weight
 from headrace_kernels.weight_formats.block_weight import BlockWeight
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout, bits_of, layout_of
 from headrace_kernels.weight_formats.mxfp4 import Mxfp4Weight, dequantize_mxfp4_rows
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, dequantize_rows
+from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind, dequantize_rows
 
 # Words that a kernel may load at a time where the layout leaves it open.
 _PLANE = 1 << 12
+# Multiples that FP8 products ask of inputs.
+_ALIGNMENT = 16
 
 
 class ExpertPart(NamedTuple):
@@ -90,6 +94,26 @@ class ExpertWeights:
         if isinstance(self.weight, BlockWeight):
             return self.weight.scales
         return self.weight if isinstance(self.weight, Tensor) else self.weight.packed
+
+    @property
+    def takes_rounded_rows(self) -> bool:
+        """Whether tensor cores multiply the numbers by rows of e4m3, on sm_90 and later.
+
+        A row has a scale as an output of the weights has one, or one for each group of inputs, as
+        published folders of FP8 in blocks have them rounded. On sm_89, which multiplies FP8 too,
+        tiles spill registers and nothing was measured.
+        """
+        weight = self.weight
+        if not isinstance(weight, QuantizedWeight) or weight.kind is not QuantKind.FP8 or weight.keeps_activations:
+            return False
+        fits = weight.num_inputs % (weight.group_size if weight.is_grouped else _ALIGNMENT) == 0
+        return fits and (INTERPRETED or card.has_warpgroup_products(self.storage.device))
+
+    @property
+    def row_rounding(self) -> InputRounding:
+        """How rows are rounded for weights that `takes_rounded_rows`."""
+        assert isinstance(self.weight, QuantizedWeight), "FP8"
+        return InputRounding(torch.float8_e4m3fn, self.weight.group_size if self.weight.is_grouped else 0)
 
     def expert(self, index: int) -> Tensor:
         """Numbers [num_outputs, num_inputs] of the index-th expert that is here, dequantized."""

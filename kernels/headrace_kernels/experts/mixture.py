@@ -30,8 +30,6 @@ from headrace_kernels.experts.mixture_kernels import (
     multiply_pairs,
     multiply_tiles,
     round_rows,
-    rounds_rows,
-    row_rounding,
 )
 from headrace_kernels.experts.mxfp4_gemv import multiply_few
 from headrace_kernels.experts.mxfp4_kernels import multiply_many
@@ -100,7 +98,7 @@ def input_rounding(num_tokens: int, weights: ExpertWeights) -> InputRounding | N
         weights: The weight of one of the two products.
     """
     is_taken = takes_kernels(weights) and weights.dtype.itemsize == 2
-    return row_rounding(weights) if is_taken and num_tokens > 1 and rounds_rows(weights) else None
+    return weights.row_rounding if is_taken and num_tokens > 1 and weights.takes_rounded_rows else None
 
 
 def rounds(num_tokens: int, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[bool, bool]:
@@ -146,7 +144,7 @@ def mixture_reference(
 
 def _rounded(x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows rounded as `round_rows` does, and back in their type."""
-    return round_tokens_reference(x, row_rounding(weights)).values().to(x.dtype)
+    return round_tokens_reference(x, weights.row_rounding).values().to(x.dtype)
 
 
 def mixture(
@@ -209,7 +207,7 @@ def _multiply_sorted(
 ) -> Tensor:
     """What each pair adds to its token's output, [num_pairs, hidden], by the weights' kernels."""
     if isinstance(x, RoundedTokens):
-        assert x.is_rounded_by(row_rounding(gate_up)), "tokens in other numbers or groups"
+        assert x.is_rounded_by(gate_up.row_rounding), "tokens in other numbers or groups"
         return _multiply_many(x, choice, gate_up, down, gating)
     in_blocks = any(isinstance(each.weight, BlockWeight) for each in (gate_up, down))
     return (_multiply_blocks if in_blocks else _multiply_many)(x.contiguous(), choice, gate_up, down, gating)
@@ -226,7 +224,7 @@ def _multiply_many(
         rules = many_rule(num_pairs, gate_up, True), many_rule(num_pairs, down, False)
         return multiply_many(x, choice, pairs, gate_up, down, rules, gating)
     rounded = rounds(len(x), gate_up, down)
-    of_inner = row_rounding(down) if rounded[1] else None
+    of_inner = down.row_rounding if rounded[1] else None
     tiles = pair_rule(num_pairs, gate_up, True, rounded[0], of_inner), pair_rule(num_pairs, down, False, rounded[1])
     rows = round_rows(x, gate_up) if rounded[0] and isinstance(x, Tensor) else x
     return multiply_pairs(rows, choice, pairs, gate_up, down, tiles, gating, rounds_inner=rounded[1])

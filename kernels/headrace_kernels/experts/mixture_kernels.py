@@ -1,9 +1,8 @@
 """The Triton kernels behind `mixture` for many tokens, on the tensor cores.
 
-Owns the kernels and their launches, and which weights multiply rounded rows; which kernels run when
-is `mixture`'s, and few tokens have kernels of their own (`vector_kernels`). A pair is a token and
-one of its experts (`routing`). Weights are those of `expert_weights`: a word is a number, or four
-of INT4.
+Owns the kernels and their launches; which kernels run when is `mixture`'s, and few tokens have
+kernels of their own (`vector_kernels`). A pair is a token and one of its experts (`routing`).
+Weights are those of `expert_weights`: a word is a number, or four of INT4.
 
 `_tile_kernel` multiplies BLOCK_M pairs of one expert, which sorting made neighbours, by BLOCK_N of
 its outputs, as Y^T = W X^T, where no grouped GEMM of the card's own takes them
@@ -40,19 +39,15 @@ from headrace_kernels.experts.gating import SILU, Gating, gated
 from headrace_kernels.experts.grouped_gemm_sm90 import GroupedTile, multiply_grouped_gemm
 from headrace_kernels.experts.routing import Choice, SortedPairs, own_expert
 from headrace_kernels.experts.tile_table import most_tiles, tile_table
-from headrace_kernels.input_rounding import InputRounding
 from headrace_kernels.rounded_tokens import MOST_FAST_INPUTS, Activations, RoundedTokens, round_tokens
 from headrace_kernels.triton_runtime import INTERPRETED
 from headrace_kernels.weight_formats.columns import four_columns
 from headrace_kernels.weight_formats.conversions import dequantized_nibbles, numbers_of
 from headrace_kernels.weight_formats.kernel_layout import WeightLayout
-from headrace_kernels.weight_formats.quantized_weight import QuantizedWeight, QuantKind
 from headrace_kernels.weight_formats.scale_places import scale_places
 
 # Outputs of a token that one program adds up.
 _COMBINED = 1024
-# Multiples that FP8 products ask of inputs.
-_ALIGNMENT = 16
 # Products of e4m3 that the tensor cores add up before fp32 takes their sum, of more inputs than
 # those that they add up alone.
 _ROUGH_SUMS, _MOST_FAST_INPUTS = tl.constexpr(128), tl.constexpr(MOST_FAST_INPUTS)
@@ -401,7 +396,7 @@ def multiply_pairs(
     num_pairs = len(pairs.order)
     outputs = choice.weights.new_empty(num_pairs, down.num_outputs, dtype=down.dtype)
     if rounds_inner and isinstance(tiles[0], GroupedTile) and tiles[0].rounds:
-        inner: Activations = RoundedTokens.empty((num_pairs, down.num_inputs), row_rounding(down), outputs.device)
+        inner: Activations = RoundedTokens.empty((num_pairs, down.num_inputs), down.row_rounding, outputs.device)
     else:
         inner = outputs.new_empty(num_pairs, down.num_inputs)
     # Both before the first product, which starts early behind what it needs.
@@ -423,30 +418,9 @@ def multiply_pairs(
     return outputs
 
 
-def rounds_rows(weights: ExpertWeights) -> bool:
-    """Whether tensor cores multiply the weights' numbers by rows of e4m3, on sm_90 and later.
-
-    A row has a scale as an output of the weights has one, or one for each group of inputs, as
-    published folders of FP8 in blocks have them rounded. On sm_89, which multiplies FP8 too, tiles
-    spill registers and nothing was measured.
-    """
-    weight = weights.weight
-    if not isinstance(weight, QuantizedWeight) or weight.kind is not QuantKind.FP8 or weight.keeps_activations:
-        return False
-    fits = weight.num_inputs % (weight.group_size if weight.is_grouped else _ALIGNMENT) == 0
-    return fits and (INTERPRETED or card.has_warpgroup_products(weights.storage.device))
-
-
-def row_rounding(weights: ExpertWeights) -> InputRounding:
-    """How rows are rounded for weights that `rounds_rows`."""
-    weight = weights.weight
-    assert isinstance(weight, QuantizedWeight), "FP8"
-    return InputRounding(torch.float8_e4m3fn, weight.group_size if weight.is_grouped else 0)
-
-
 def round_rows(x: Tensor, weights: ExpertWeights) -> RoundedTokens:
-    """Rounds rows [num_rows, num_inputs] to e4m3, for weights that `rounds_rows`."""
-    return round_tokens(x, row_rounding(weights))
+    """Rounds rows [num_rows, num_inputs] to e4m3, for weights that `takes_rounded_rows`."""
+    return round_tokens(x, weights.row_rounding)
 
 
 def combine_pairs(outputs: Tensor, choice: Choice, down: ExpertWeights, out: Tensor) -> None:

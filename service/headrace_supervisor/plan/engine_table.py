@@ -36,7 +36,8 @@ def print_engines(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
     table = rich.table.Table(box=rich.box.SIMPLE)
     kinds = ("quantize", "kv_dtype") if has_choice else ()
     ranks = ("pp", "tp") if options["pp"] > 1 else ("tp",)
-    figures = ("weights", "steps", "cache", "held", "active", "ITL ms", "answer s", "p95", "first ms p95", "tok/s")
+    sizes = ("weights", "rotary", "steps", "cache")
+    figures = (*sizes, "held", "active", "ITL ms", "answer s", "p95", "first ms p95", "tok/s")
     for title in (*(_TITLES.get(name, name) for name in (*kinds, *ranks, "replicas")), *figures):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -57,8 +58,8 @@ def print_engines(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
             "None holds; --quantize any --kv-dtype any tries weights and caches of fewer bits.", soft_wrap=True
         )
     console.print(
-        "Weights, a step's memory with graphs, and cache with the states of recurrent layers (of rows, and kept for "
-        "prefixes): GiB of each of "
+        "Weights, tables of rotary embeddings, a step's memory with graphs, and cache with the states of recurrent "
+        "layers (of rows, and kept for prefixes): GiB of each of "
         f"{options['gpus']} {options['gpu']}, as a worker estimates them. Sequences that an engine runs at once (its "
         "cache holds them, and a step has that many rows), and that are active of its share of "
         f"{options['users']:,} users; several engines are --replicas. Times are arithmetic with rates that our steps "
@@ -70,10 +71,10 @@ def print_engines(rows: list[dict[str, Any]], options: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["refused"]:
-        return [""] * 10
+        return [""] * 11
     steps = row["activation_bytes"] + row["graph_bytes"]
     cache = row["kv_cache_bytes"] + row["state_bytes"] + row["checkpoint_bytes"]
-    sizes = row["weight_bytes"], steps, cache
+    sizes = row["weight_bytes"], row["rotary_bytes"], steps, cache
     rows, times = (row["rows_held"], row["active"]), (f"{row['itl_ms']:.2f}", f"{row['answer_s']:.1f}")
     means = [*(f"{size / _GIB:.1f}" for size in sizes), *(f"{count:,.0f}" for count in rows), *times]
     if "answer_p95_s" not in row:

@@ -57,9 +57,11 @@ def test_a_rank_s_process_gets_its_arguments_and_the_descriptors_that_they_name(
 
 
 def test_a_process_that_has_ended_meanwhile_is_passed_over(pipe: tuple[int, int]) -> None:
+    others = set(psutil.Process().children())
     early = EarlyWorkers((sys.executable, "-c", ""), 1)
-    # Waits for its end, and leaves it to whoever started it.
-    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    [started] = set(psutil.Process().children()) - others
+    # Waits for its end and no other child's, and leaves it to whoever started it.
+    os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
     assert early.taken(0, ["--pipe", str(pipe[1])], [pipe[1]]) is None
 
 

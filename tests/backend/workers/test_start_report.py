@@ -54,7 +54,7 @@ def test_a_gpu_plan_is_one_line_with_all_of_its_sizes(monkeypatch: pytest.Monkey
     assert (first["device"], first["device_memory"]) == ("cuda:0", "80.0 GiB")
     assert (first["weight"], first["kv_cache"], first["kv_tokens"]) == ("15.0 GiB", "60.0 GiB", 40960 * 16)
     sizes = [value for name, value in msgspec.structs.asdict(PLAN).items() if name.endswith("_bytes")]
-    assert len(sizes) == 13 and all(sizes), "a GPU's plan has a value in every field"
+    assert len(sizes) == 14 and all(sizes), "a GPU's plan has a value in every field"
     assert sorted(map(format_bytes, sizes)) == sorted(text for text in first.values() if str(text).endswith("iB"))
 
 

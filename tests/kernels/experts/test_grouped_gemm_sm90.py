@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.any_two import any_two_meet
 from tests.support.examples import examples
 from tests.support.gluon_emulation import emulating, launch_control
 from tests.support.kernel_case import ROUNDING, Numbers
@@ -251,19 +252,11 @@ CASES: tuple[tuple[Form, torch.dtype, int, int, int, GroupedTile], ...] = (
 )
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize(("form", "dtype", "outputs", "inputs", "programs", "tile"), CASES)
+@pytest.mark.parametrize(("sizes", "eager", "gated"), any_two_meet(CASES, (False, True), (True, False)))
 def test_what_the_kernel_says_agrees_with_fp64(
-    form: Form,
-    dtype: torch.dtype,
-    outputs: int,
-    inputs: int,
-    programs: int,
-    tile: GroupedTile,
-    eager: bool,
-    gated: bool,
+    sizes: tuple[Form, torch.dtype, int, int, int, GroupedTile], eager: bool, gated: bool
 ) -> None:
+    form, dtype, outputs, inputs, programs, tile = sizes
     case = Case(form, dtype, (outputs, inputs), SILU if gated else None)
     close(emulated(case, tile if gated else of_one_side(tile), programs, eager), case.expected())
 
@@ -315,10 +308,10 @@ def test_any_product_agrees_with_fp64(data: st.DataObject) -> None:
     close(found, case.expected())
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("careless", ["copies", "copies of threads", "products"])
-@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize(
+    ("is_swapped", "careless", "form", "gated"),
+    any_two_meet((False, True), ("copies", "copies of threads", "products"), FORMS, (True, False)),
+)
 def test_a_wait_that_is_missing_shows(is_swapped: bool, careless: str, form: Form, gated: bool) -> None:
     """The check of the checks. Where rows are in order, threads copy none."""
     case = Case(form, torch.float16, (128, 768), SILU if gated else None)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.experts.test_grouped_gemm_sm90 import CLAMPED, E4M3, Case, assembly, close
+from tests.support.any_two import any_two_meet
 from tests.support.examples import examples
 from tests.support.gluon_emulation import emulating
 
@@ -32,7 +33,8 @@ from headrace_kernels.weight_formats.quantized_weight import Arrangement, QuantK
 IN_GROUPS = InputRounding(E4M3, 128)
 # Two groups of warps side by side; and one behind the other, products in turn.
 SIDE_BY_SIDE, IN_TURN = GroupedTile(64, 128, 8, 4, rounds=True), GroupedTile(128, 128, 8, 4, rounds=True)
-TILES = pytest.mark.parametrize("tile", [SIDE_BY_SIDE, IN_TURN], ids=["side by side", "in turn"])
+EACH_TILE = (SIDE_BY_SIDE, IN_TURN)
+TILES = pytest.mark.parametrize("tile", EACH_TILE, ids=["side by side", "in turn"])
 
 
 def product(case: Case, tile: GroupedTile, table: TileTable) -> Activations:
@@ -101,21 +103,21 @@ def check(case: Case, tile: GroupedTile, programs: int = 3, eager: bool = False)
     return found
 
 
-# Inner elements of one group, of three and of five, as few slots as there may be, as many as
-# steps, programs of all tiles, of some, and of one or none.
-@TILES
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "inner", "inputs", "programs", "slots"),
-    [
-        (torch.bfloat16, 128, 384, 1, 3),
-        (torch.float16, 384, 640, 3, 4),
-        (torch.bfloat16, 640, 512, 99, 5),
-    ],
+# Type, inner elements, inputs, programs, slots: inner elements of one group, of three and of five,
+# as few slots as there may be, as many as steps, programs of all tiles, of some, and of one or
+# none.
+CASES = (
+    (torch.bfloat16, 128, 384, 1, 3),
+    (torch.float16, 384, 640, 3, 4),
+    (torch.bfloat16, 640, 512, 99, 5),
 )
+
+
+@pytest.mark.parametrize(("sizes", "eager", "tile"), any_two_meet(CASES, (False, True), EACH_TILE))
 def test_inner_elements_are_rounded_as_a_launch_behind_would(
-    dtype: torch.dtype, inner: int, inputs: int, programs: int, slots: int, eager: bool, tile: GroupedTile
+    sizes: tuple[torch.dtype, int, int, int, int], eager: bool, tile: GroupedTile
 ) -> None:
+    dtype, inner, inputs, programs, slots = sizes
     case = Case("blocks", dtype, (inner, inputs), SILU)
     check(case, tile._replace(slots=slots), programs, eager)
 

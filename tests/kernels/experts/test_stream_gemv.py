@@ -45,6 +45,7 @@ def streamed(case: Case, tile: StreamTile, normed: bool = False, start: torch.Te
     ],
 )
 @pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.one_in(2)
 def test_a_token_agrees_with_fp64(
     sizes: tuple[int, int, int, int, int], tile: StreamTile, gating: Gating, has_biases: bool, normed: bool
 ) -> None:
@@ -57,6 +58,8 @@ def test_a_token_agrees_with_fp64(
     ((1, 5, 3, 96, 32), StreamTile(2, 5, 64, 7)),
     ((1, 4, 2, 72, 48), StreamTile(4, 2, 128, 72)),
 ])  # fmt: skip
+# Each kind in one of the sizes; the others are slow.
+@pytest.mark.one_in(3)
 def test_a_token_of_8_bits_agrees_with_fp64(
     sizes: tuple[int, int, int, int, int], tile: StreamTile, kind: QuantKind
 ) -> None:
@@ -70,6 +73,7 @@ def test_a_token_of_8_bits_agrees_with_fp64(
     ((1, 3, 2, 384, 128), StreamTile(2, 5, 64, 7)),
     ((1, 3, 2, 256, 192), StreamTile(4, 9, 512, 100)),
 ])  # fmt: skip
+@pytest.mark.one_in(3)
 def test_a_token_of_fp8_in_blocks_agrees_with_fp64(
     sizes: tuple[int, int, int, int, int], tile: StreamTile, scale_outputs: int, has_biases: bool
 ) -> None:

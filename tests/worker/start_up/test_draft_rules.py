@@ -17,10 +17,11 @@ from tests.support.running_server import DEMO
 
 from headrace_backend.config import EngineConfig
 from headrace_backend.draft_rules import unsuitable_draft
+from headrace_backend.layers.rotary import RotaryTable
 from headrace_backend.tp_rules import rank_part
 from headrace_backend.weights.placement import ALONE, Shard
 from headrace_backend.weights.scheme import Schemes
-from headrace_backend.worker.start_up.draft_model import drafting_build
+from headrace_backend.worker.start_up.draft_model import DraftingBuild, EagleBuild, MtpDraftBuild, drafting_build
 from headrace_backend.worker.start_up.memory_plan import model_memory
 from headrace_backend.worker.start_up.sizes import WorkerSizes
 from headrace_model_folder import ModelFolder
@@ -45,6 +46,13 @@ def changed(path: pathlib.Path, **changes: Any) -> pathlib.Path:
     (path / "config.json").write_text(json.dumps(config | changes))
     (path / "model.safetensors").unlink()
     return path
+
+
+def table_bytes(build: DraftingBuild) -> int:
+    """Bytes of the rotary tables that a head holds once it is made."""
+    assert isinstance(build, EagleBuild | MtpDraftBuild)
+    modules = build.build.empty_head().modules()
+    return sum(module.table.nbytes for module in modules if isinstance(module, RotaryTable))
 
 
 def test_the_demo_pair_suits(target: ModelFolder) -> None:
@@ -205,6 +213,7 @@ def test_a_heads_memory_is_its_weights_the_streams_and_a_state_beside_each_key(
     assert with_head.kv_block - alone.kv_block == config.block_size * 4 * (2 * 4 * 32 + 256)
     assert with_head.weights - alone.weights == 4 * numbers
     assert with_head.activations - alone.activations >= draft.weights.scratch
+    assert with_head.rotary - alone.rotary == table_bytes(build)
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +285,4 @@ def test_the_layers_memory_is_a_ranks_part_of_it_and_of_its_keys_and_every_state
     with_layer, alone = model_memory(*about, draft), model_memory(*about)
     # Keys and values of the rank's heads of 16, and 32 numbers of a state.
     assert with_layer.kv_block - alone.kv_block == config.block_size * 4 * (2 * 2 // num_ranks * 16 + 32)
+    assert with_layer.rotary - alone.rotary == table_bytes(build)

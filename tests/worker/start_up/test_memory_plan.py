@@ -12,11 +12,16 @@ import structlog
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.checkpoints import CONFIGS, make_model
 from tests.support.demo_config import demo_config
 
 from headrace_backend.config import EngineConfig
-from headrace_backend.models.load import WeightMemory
+from headrace_backend.layers.rotary import RotaryTable
+from headrace_backend.models.build import ModelBuild
+from headrace_backend.models.load import WeightMemory, weight_memory
 from headrace_backend.server.workers.start_report import StartReport
+from headrace_backend.tp_rules import rank_part
+from headrace_backend.weights.placement import Shard
 from headrace_backend.worker.errors import DoesNotFit, StartRefused
 from headrace_backend.worker.start_up.device import choose_device, choose_dtype
 from headrace_backend.worker.start_up.memory_plan import (
@@ -248,7 +253,7 @@ def test_where_no_cache_fits_smaller_steps_are_named_if_they_leave_room_for_one(
         ].num_blocks
         >= 1
     )
-    with pytest.raises(StartRefused, match="the weights leave no room"):
+    with pytest.raises(StartRefused, match="weights and rotary tables .* leave no room"):
         estimate(256 * MIB)
 
 
@@ -266,7 +271,7 @@ def test_a_gpus_plans_have_every_field_and_are_reported(llama_path: pathlib.Path
     estimate, estimated = plan_estimate(
         sizes_of(256), folder.config.description, WeightMemory(GIB), torch.bfloat16, room
     )
-    profile = Profile(weights=GIB, activations=2 * GIB, free=70 * GIB)
+    profile = Profile(weights=2 * GIB, activations=2 * GIB, free=70 * GIB)
     measured = plan_memory(sizes_of(256), measured_memory(estimate, profile, room), room)
     unknown = {"pinned_host_bytes", "stream_bytes", "state_bytes", "checkpoint_bytes"}
     for plan, missing in ((estimated, {"other_bytes"} | unknown), (measured, unknown)):
@@ -304,17 +309,69 @@ def test_kept_states_get_a_share_of_what_weights_and_steps_leave_or_their_number
     assert plan_memory(sizes_of(state_checkpoints=3), plain, room).checkpoint_bytes == 0
 
 
-def test_a_buffer_that_was_taken_with_the_weights_counts_as_activations_once(llama_path: pathlib.Path) -> None:
+def test_what_was_taken_with_the_weights_counts_once_and_not_as_weights(llama_path: pathlib.Path) -> None:
     folder, room = ModelFolder.open(llama_path), Room(GPU, 79 * GIB, 80 * GIB)
     weights = WeightMemory(4 * GIB, scratch=256 * MIB)
     estimate = model_memory(folder.config.description, sizes_of(), weights, torch.bfloat16)
     plain = model_memory(folder.config.description, sizes_of(), WeightMemory(4 * GIB), torch.bfloat16)
     assert estimate.activations == plain.activations + 256 * MIB
-    profile = Profile(weights=4 * GIB + 256 * MIB, activations=2 * GIB, free=70 * GIB)
+    assert estimate.rotary == plain.rotary > 0
+    profile = Profile(weights=4 * GIB + 256 * MIB + estimate.rotary, activations=2 * GIB, free=70 * GIB)
     measured = measured_memory(estimate, profile, room)
     assert (measured.weights, measured.activations) == (4 * GIB, 2 * GIB + 256 * MIB)
+    assert measured.rotary == estimate.rotary
     # 79 GiB were free; 70 are left beside what was taken.
     assert measured.other == 79 * GIB - 70 * GIB - profile.weights
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "num_rotations"),
+    [
+        ("llama", {}, 1),
+        ("gpt-oss", {}, 1),
+        ("qwen3.5", {}, 1),
+        # Windows' layers by themselves; of Gemma 4 with smaller heads than the others.
+        ("gemma3", {}, 2),
+        ("gemma4", {}, 2),
+        # Layers that do not rotate have a table of angles of 0.
+        ("smollm3", {}, 2),
+        ("smollm3", {"no_rope_layers": [0, 0, 0]}, 1),
+    ],
+)
+def test_rotary_tables_are_planned_as_the_model_holds_them(
+    family: str, fields: dict[str, object], num_rotations: int, tmp_path: pathlib.Path
+) -> None:
+    """Whole on each of several ranks, for as many tokens as a sequence may have."""
+    transformers_config = CONFIGS[family]()
+    for name, value in fields.items():
+        setattr(transformers_config, name, value)
+    make_model(transformers_config).save_pretrained(tmp_path)
+    config = ModelFolder.open(tmp_path).config
+    for max_model_len, tp in ((96, 1), (256, 2)):
+        build = ModelBuild(config, torch.bfloat16, CPU, shard=Shard(0, tp), max_position=max_model_len)
+        held = [module.table.nbytes for module in build.empty_model().modules() if isinstance(module, RotaryTable)]
+        sizes, part = sizes_of(max_model_len, tp=tp, num_blocks=1), rank_part(config.description, tp)
+        memory, plan = plan_estimate(sizes, part, weight_memory(build), build.dtype, Room(CPU, GIB))
+        assert len(held) == num_rotations and plan.rotary_bytes == sum(held) > 0
+        # Beside the weights, which the model states without them.
+        assert plan.weight_bytes == build.empty_model().weight_bytes
+        without = dataclasses.replace(memory, rotary=0)
+        assert memory.beside_cache == without.beside_cache + sum(held)
+
+
+def test_a_context_whose_rotary_tables_leave_no_room_for_a_cache_is_refused(llama_path: pathlib.Path) -> None:
+    folder = ModelFolder.open(llama_path)
+    sizes = sizes_of(1 << 20, num_blocks=1, graph_sizes="off", max_num_batched_tokens=16, max_num_seqs=1)
+
+    def estimate(free: int) -> ModelMemory:
+        return plan_estimate(sizes, folder.config.description, WeightMemory(0), torch.bfloat16, Room(CPU, free))[0]
+
+    needed = estimate(GIB)
+    # Heads of 8: 4 cosines and 4 sines in fp32.
+    assert needed.rotary == (1 << 20) * 8 * 4
+    assert estimate(needed.beside_cache + needed.kv_block) == needed
+    with pytest.raises(DoesNotFit, match=r"\+ rotary tables 32\.0 MiB \+ activations"):
+        estimate(needed.beside_cache + needed.kv_block - 1)
 
 
 def test_the_models_bytes_are_those_it_allocates(llama_path: pathlib.Path) -> None:

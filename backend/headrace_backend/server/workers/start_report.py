@@ -26,6 +26,7 @@ _SIZES = {
     "device_memory": "device_bytes",
     "total": "total_bytes",
     "weight": "weight_bytes",
+    "rotary": "rotary_bytes",
     "activation": "activation_bytes",
     "graph": "graph_bytes",
     "stream": "stream_bytes",

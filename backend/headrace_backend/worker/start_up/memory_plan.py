@@ -1,4 +1,4 @@
-"""Divides the device's memory between weights, graphs, activations and cache, or refuses.
+"""Divides the device's memory between weights, tables, graphs, activations and cache, or refuses.
 
 Owns the arithmetic: pure functions on numbers, and `free_memory_bytes`, where a number comes from.
 It is done twice on a GPU: with estimates before anything is allocated, so that what can't work is
@@ -18,6 +18,7 @@ import torch
 
 from headrace_backend.cache_groups import WHOLE_CONTEXTS
 from headrace_backend.kv_bytes import kv_heads, place_bytes
+from headrace_backend.layers.rotary import tables_bytes
 from headrace_backend.models.load import WeightMemory
 from headrace_backend.parallel.stage_links import MOST_UNDER_WAY
 from headrace_backend.pp_rules import WHOLE, Stage
@@ -116,6 +117,8 @@ class ModelMemory:
     graphs: int = 0
     # Of the activations: what is taken together with the weights.
     scratch: int = 0
+    # Cosines and sines of all positions, which are taken together with the weights, too.
+    rotary: int = 0
     # Of the graphs' activations, for each token of the largest that is captured.
     graph_token: int = 0
     # Residual streams of steps on their way between pipeline stages.
@@ -133,7 +136,8 @@ class ModelMemory:
     def beside_cache(self) -> int:
         """All but the cache."""
         states = self.states + self.checkpoints
-        return self.weights + self.activations + self.graphs + self.streams + states + self.other
+        model = self.weights + self.rotary
+        return model + self.activations + self.graphs + self.streams + states + self.other
 
 
 def model_memory(
@@ -144,7 +148,7 @@ def model_memory(
     on_gpu: bool = False,
     draft: DraftSizes | None = None,
 ) -> ModelMemory:
-    """Estimates weights, graphs, one block of the cache over all layers, and a step's activations.
+    """Estimates weights, rotary tables, graphs, a block of all layers, and a step's activations.
 
     The activations are those of a step at the token budget. A draft model computes the same steps,
     and a block holds its keys and values beside the model's.
@@ -180,6 +184,7 @@ def model_memory(
         kv_block=_kv_block_bytes(model, sizes, size),
         graphs=_graphs_estimate(sizes, per_token) if on_gpu else 0,
         scratch=weights.scratch,
+        rotary=tables_bytes(model, sizes.max_model_len),
         graph_token=per_token,
         # Padding has a line of its own.
         states=(sizes.max_num_seqs + 1) * row_state_bytes(model, sizes.num_drafts),
@@ -242,6 +247,7 @@ def _both(model: ModelMemory, draft: ModelMemory) -> ModelMemory:
         kv_block=model.kv_block + draft.kv_block,
         graphs=max(model.graphs, draft.graphs),
         scratch=model.scratch + draft.scratch,
+        rotary=model.rotary + draft.rotary,
         graph_token=max(model.graph_token, draft.graph_token),
     )
 
@@ -304,7 +310,7 @@ def measured_memory(estimate: ModelMemory, profile: Profile, room: Room) -> Mode
     other = max(room.free_bytes - profile.free - profile.weights, 0)
     return dataclasses.replace(
         estimate,
-        weights=profile.weights - estimate.scratch,
+        weights=profile.weights - estimate.scratch - estimate.rotary,
         activations=profile.activations + estimate.scratch,
         other=other,
         is_measured=True,
@@ -338,6 +344,7 @@ def plan_memory(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> MemoryPl
         device=str(room.device),
         total_bytes=room.usable_bytes,
         weight_bytes=memory.weights,
+        rotary_bytes=memory.rotary,
         activation_bytes=memory.activations,
         graph_bytes=memory.graphs,
         stream_bytes=memory.streams,
@@ -416,7 +423,7 @@ def _smaller_steps(
         memory = model_memory(model, smaller, weights, dtype, room.device.type == "cuda", draft)
         if _most_blocks(smaller, memory, room):
             return f"max_num_batched_tokens {tokens} with max_num_seqs {rows} leaves room for a cache"
-    return "no step is small enough: the weights leave no room"
+    return "no step is small enough: weights and rotary tables (by max_model_len) leave no room"
 
 
 def _cache_share(memory: ModelMemory, room: Room) -> int:
@@ -439,7 +446,8 @@ def _most_blocks(sizes: WorkerSizes, memory: ModelMemory, room: Room) -> int:
 
 def _arithmetic(sizes: WorkerSizes, memory: ModelMemory, cache_bytes: int, room: Room) -> str:
     """Every summand, their sum and what there is."""
-    parts = [("weights", memory.weights), ("activations", memory.activations), ("graphs", memory.graphs)]
+    parts = [("weights", memory.weights), ("rotary tables", memory.rotary), ("activations", memory.activations)]
+    parts += [("graphs", memory.graphs)]
     parts += [("streams between stages", memory.streams), ("states of recurrent layers", memory.states)]
     parts += [("kept states (state_checkpoints)", memory.checkpoints)]
     parts += [("driver and libraries", memory.other), ("reserve", room.reserve_bytes)]

@@ -79,6 +79,8 @@ class Sizes(msgspec.Struct):
     kv_dtype: str
     refused: str = ""
     weight_bytes: int = 0
+    # Tables of cosines and sines, which every rank has whole.
+    rotary_bytes: int = 0
     activation_bytes: int = 0
     graph_bytes: int = 0
     kv_cache_bytes: int = 0
@@ -175,6 +177,7 @@ def _of_stage(config: EngineConfig, model: ModelConfig, draft: _Draft | None, gp
         config.quantize,
         config.kv_dtype,
         weight_bytes=memory.weights,
+        rotary_bytes=memory.rotary,
         activation_bytes=memory.activations + memory.streams,
         graph_bytes=memory.graphs,
         kv_cache_bytes=plan.kv_cache_bytes,
