@@ -64,7 +64,7 @@ def copy_step(given, rings, slot, here, pairs, step, is_copied, SIZES: gl.conste
 
 @gluon.jit
 def copy_words(given, rings, slot, here, step, is_copied, SIZES: gl.constexpr):
-    """Copies a step's words, of which the slot is told already."""
+    """Copies a step's words, which its slot expects already."""
     _, _, word_desc, _ = given
     arrived, _, word_smem, _ = rings
     expert, _, _, first_n = here
@@ -75,7 +75,7 @@ def copy_words(given, rings, slot, here, step, is_copied, SIZES: gl.constexpr):
 
 @gluon.jit
 def copy_rows(given, rings, slot, here, pairs, step, is_copied, SIZES: gl.constexpr):
-    """Copies a step's rows of x, of which the slot is told already."""
+    """Copies a step's rows of x, which its slot expects already."""
     x_ptr, x_desc, _, _ = given
     arrived, x_smem, _, _ = rings
     _, first, _, _ = here
