@@ -156,6 +156,8 @@ class ExpertsRound:
         self._multiply = mixture.mixture
         monkeypatch.setattr(mixture, "rounds_to", lambda num_tokens, *_: PER_TOKEN if num_tokens >= FEWEST else None)
         monkeypatch.setattr(mixture, "mixture", self._rounding)
+        # Whole outputs are parts of themselves.
+        monkeypatch.setattr(mixture, "mixture_in_parts", self._rounding)
 
     def _rounding(self, x: Activations, *about: Any) -> torch.Tensor:
         if isinstance(x, RoundedTokens):
