@@ -32,7 +32,7 @@ def read(path: pathlib.Path, *, private: bool) -> bytes:
         CredentialError: it cannot be read, is too large, or its mode or owner breaks a rule.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             _check_mode(path, os.fstat(file.fileno()), private)
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -40,6 +40,11 @@ def read(path: pathlib.Path, *, private: bool) -> bytes:
     if len(data) > _MAX_BYTES:
         raise CredentialError(f"{path}: has more than {_MAX_BYTES} bytes")
     return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. To open a named pipe, which is then refused, never waits for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def fingerprint(*contents: bytes) -> bytes:

@@ -137,15 +137,21 @@ def _kind(name: str, field: FieldInfo) -> str:
     if alternatives := _alternatives(field):
         written = "|".join(alternatives)
         return written if len(written) <= _LONGEST_KIND else "NAME"
-    if typing.get_origin(field.annotation) is types.UnionType:
-        return "ADDRESS" if name in _ADDRESSES else "PATH"
-    if isinstance(field.annotation, type) and field.annotation in _KINDS:
-        return _KINDS[field.annotation]
+    # What may be left open, and else has one type.
+    kind = next(iter(typing.get_args(field.annotation)), None) if _is_union(field) else field.annotation
+    if name in _ADDRESSES and _is_union(field):
+        return "ADDRESS"
+    if isinstance(kind, type) and kind in _KINDS:
+        return _KINDS[kind]
     if typing.get_origin(field.annotation) is tuple:
         if float in typing.get_args(field.annotation):
             return "NUMBERS"
         return "ADDRESS" if name in _ADDRESSES else "NAME"
     return "PATH"
+
+
+def _is_union(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is types.UnionType
 
 
 def _also(others: tuple[str, ...]) -> str:

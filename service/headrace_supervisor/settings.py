@@ -24,12 +24,17 @@ from pydantic_core import ErrorDetails
 
 from headrace_hub.resolve import marked_as_folder
 from headrace_supervisor import foreign_names
-from headrace_supervisor.value_rules import rule_of
+from headrace_supervisor.value_rules import SIZE_RULE, rule_of
 
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Python makes no number of far more.
 _MOST_DIGITS = 100
+# Linux takes no longer paths, and its file systems no longer names.
+_MAX_PATH_BYTES = 4095
+_MAX_NAME_BYTES = 255
+# pydantic reads a size from the beginning of a text and leaves the rest: "1,5GiB" would be 1 byte.
+_SIZE = re.compile(r"\s*(\d[\d_]*(\.\d+)?|\.\d+)\s*[A-Za-z]*\s*")
 
 
 class ConfigError(Exception):
@@ -86,6 +91,9 @@ def merge(
     _refuse_unknown(f"{path}: ", table, fields)
     variables = [name for name in os.environ if name.startswith(PREFIX) and name != CONFIG_VARIABLE]
     _refuse_unknown("environment: ", variables, {*fields, *known}, PREFIX)
+    for name in fields:
+        if _is_garbled(value := flags.get(name, os.environ.get(PREFIX + name.upper()))):
+            raise ConfigError(f"{_place(name, flags, table, path)}: must be text in UTF-8, not {value!a:.80}")
     try:
         values = _settings_class(fields, table)(**flags)
     except pydantic.ValidationError as error:
@@ -106,7 +114,11 @@ def read_file(group: Group, path: pathlib.Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: is not a file")
     table = _read_toml(path)
-    _refuse_unknown(f"{path}: ", table, group.fields())
+    fields = group.fields()
+    _refuse_unknown(f"{path}: ", table, fields)
+    for name, value in table.items():
+        if fields[name].annotation is pydantic.ByteSize and not _is_size(value):
+            raise ConfigError(f"{path}: {name}: {SIZE_RULE}, not {str(value)[:80]!r}")
     return {name: foreign_names.our_word(name, value) for name, value in table.items()}
 
 
@@ -145,6 +157,9 @@ def _read_toml(path: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not text in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    for name in [name for name, value in table.items() if _is_garbled(value)]:
+        # No path, address or name of the system's may hold it, and neither may an argument.
+        raise ConfigError(f"{path}: {name}: must be text without the character NUL")
     for name in [name for name, value in table.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: [{name}] begins a table; settings stand in the file as they are, without tables")
     return table
@@ -218,6 +233,8 @@ def _annotation(name: str, field: FieldInfo) -> Any:
             field.annotation,
             pydantic.BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
         ]
+    if field.annotation is pydantic.ByteSize:
+        return Annotated[field.annotation, pydantic.BeforeValidator(_size)]
     if field.annotation is pathlib.Path:
         return Annotated[field.annotation, pydantic.BeforeValidator(lambda value: marked_as_folder(_named(value)))]
     if pathlib.Path in typing.get_args(field.annotation):
@@ -237,10 +254,37 @@ def _chosen(name: str, choices: Mapping[str, Any], value: Any) -> Any:
 
 
 def _named(path: Any) -> Any:
-    """Raises ValueError for an empty path, which is otherwise the current folder."""
+    """Raises ValueError for what is no path: an empty one would be the current folder."""
     if path == "":
         raise ValueError("must be a path")
+    if isinstance(path, str):
+        encoded = os.fsencode(path)
+        if len(encoded) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in encoded.split(b"/")):
+            raise ValueError(
+                f"must be a path of at most {_MAX_PATH_BYTES} bytes, and each name in it of at most {_MAX_NAME_BYTES}"
+            )
     return path
+
+
+def _is_garbled(value: Any) -> bool:
+    """Whether a text, or one of several, can be handed to no process.
+
+    An argument or variable with bytes that are no UTF-8 has surrogates in their place.
+    """
+    texts = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(text, str) and re.search("[\0\ud800-\udfff]", text) for text in texts)
+
+
+def _size(value: Any) -> Any:
+    """Raises ValueError for a text that only begins like a size."""
+    if not _is_size(value):
+        raise ValueError(SIZE_RULE)
+    return value
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a text is a size as a whole. What is no text is left to pydantic."""
+    return not isinstance(value, str) or _SIZE.fullmatch(value) is not None
 
 
 def _numbers(value: Any) -> Any:

@@ -4,10 +4,10 @@ It runs one backend for each model and replica, N services, and telemetry.
 
 Owns the order: model folders, memory and addresses are checked before anything starts; backends and
 services start together; the ready line is printed once, when all models named at start are loaded
-and every service says SERVING; on SIGTERM or SIGINT services finish their streams first, then the
-backends end, and telemetry last, which hears of all that. What happens when one process dies or
-hangs is `managed_process`'s, which models run is `backend_table`'s, workers are the backend's.
-Configurations go to the processes as JSON files in the private runtime folder.
+and every service says SERVING; on SIGTERM, SIGINT or SIGHUP services finish their streams first,
+then the backends end, and telemetry last, which hears of all that. What happens when one process
+dies or hangs is `managed_process`'s, which models run is `backend_table`'s, workers are the
+backend's. Configurations go to the processes as JSON files in the private runtime folder.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class Supervisor:
     async def run(self) -> int:
         """Runs until a signal or until a process can't be kept running. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ends():
             loop.add_signal_handler(number, self._on_signal)
         table = BackendTable(
             self._launches,
@@ -352,6 +352,15 @@ class Supervisor:
         await table.stop_all(self._hurry)
         if self._telemetry is not None and self._telemetry_runs:
             await self._telemetry.stop(self._telemetry_grace_s, self._hurry)
+
+
+def _ends() -> list[signal.Signals]:
+    """Returns the signals that end the server.
+
+    SIGHUP comes when the terminal goes away. Who starts the server with `nohup` wants it to stay.
+    """
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
 
 
 def _exit_code(lives: Sequence[asyncio.Future[None]]) -> int:

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 _NUMBER = "must be a number"
 _WHOLE_NUMBER = "must be a whole number"
 _YES_OR_NO = "must be true or false"
-_BYTES = "must be a number of bytes, as in 20GiB or 512MiB"
+SIZE_RULE = "must be a number of bytes, as in 20GiB or 512MiB"
 _TABLE = "must be a table of settings"
 # pydantic's kind of error -> the rule, with the names of what pydantic says about it.
 _RULES: Mapping[str, str] = {
@@ -36,8 +36,8 @@ _RULES: Mapping[str, str] = {
     "string_type": "must be text",
     "path_type": "must be a path",
     "tuple_type": "must be text or a list",
-    "byte_size": _BYTES,
-    "byte_size_unit": _BYTES,
+    "byte_size": SIZE_RULE,
+    "byte_size_unit": SIZE_RULE,
     "dict_type": _TABLE,
     "model_type": _TABLE,
     "string_pattern_mismatch": "must match {pattern}",

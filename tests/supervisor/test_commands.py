@@ -65,6 +65,8 @@ def test_help_states_range_and_default_as_they_may_be_typed() -> None:
         "--log-ttl-s NUMBER seconds an ended request's token log is kept [above 0, at most 86400; default: 600]",
         "then dropped [8MiB to 8GiB; default: 64MiB]",
         "(also --tensor-parallel-size, -tp) [1 to 8; default: 1]",
+        "--state-checkpoints INTEGER",
+        "--kernel-cache PATH",
     ):
         assert option in shown
 

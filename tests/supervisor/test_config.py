@@ -239,6 +239,11 @@ def test_settings_that_serve_decides_are_unknown_to_it() -> None:
         ({**MODEL, "listen": "nowhere"}, "listen: 'nowhere' must be HOST:PORT"),
         ({**MODEL, "model_repository": "/nowhere"}, "model_repository: there is no folder /nowhere"),
         ({**MODEL, "model_repository": __file__}, "model_repository: there is no folder"),
+        ({**MODEL, "model_repository": "x" * 256}, "--model-repository: must be a path of at most 4095 bytes"),
+        ({**MODEL, "trace_file": "/x" * 2048}, "--trace-file: must be a path of at most 4095 bytes"),
+        ({**MODEL, "draft_model": "\udcff"}, "--draft-model: must be text in UTF-8, not '\\udcff'"),
+        ({**MODEL, "kv_memory": "1,5GiB"}, "--kv-memory: must be a number of bytes, as in 20GiB or 512MiB"),
+        ({**MODEL, "trace_ring": "127.0.0.1:1"}, "--trace-ring: must be a number of bytes"),
     ],
 )
 def test_a_value_out_of_range_names_setting_rule_and_value(flags: dict[str, str], message: str) -> None:
@@ -277,6 +282,22 @@ def test_what_a_model_may_not_be_called_is_refused_with_the_rule(name: str) -> N
                 None,
             )
         assert len(str(refused.value)) < 250 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ['keys_file = "/x\\u0000y"', 'listen = ["unix:/x\\u0000y"]'])
+def test_a_text_that_no_path_or_address_may_have_is_refused_by_name(tmp_path: pathlib.Path, line: str) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(line)
+    name = line.split()[0]
+    with pytest.raises(ConfigError, match=f"settings.toml: {name}: must be text without the character NUL$"):
+        configs.load_server(dict(MODEL), path)
+
+
+def test_a_size_that_only_begins_like_one_is_refused_in_a_models_own_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text('kv_memory = "1,5GiB"')
+    with pytest.raises(ConfigError, match="headrace.toml: kv_memory: must be a number of bytes.*, not '1,5GiB'"):
+        settings.read_file(settings.Group("", EngineConfig), path)
 
 
 @pytest.mark.parametrize("text", ["model = ", "\xff"])

@@ -74,13 +74,23 @@ def run(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
         each.process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_everything_with_exit_code_0(run: Callable[..., Run], number: signal.Signals) -> None:
     server = run()
     server.started()
     server.process.send_signal(number)
     assert server.end()[0] == 0
     assert server.alive() == []
+
+
+def test_a_server_under_nohup_stays_when_its_terminal_goes(run: Callable[..., Run]) -> None:
+    server = run(inside=["nohup"])
+    server.started()
+    server.process.send_signal(signal.SIGHUP)
+    os.kill(server.starts("service")[0], signal.SIGKILL)
+    wait_until(lambda: len(server.starts("service")) >= 2)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
 
 
 def test_services_end_before_the_backend_is_asked_to(run: Callable[..., Run]) -> None:

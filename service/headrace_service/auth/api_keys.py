@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import re
 import secrets
 from typing import Annotated
 
@@ -31,7 +32,9 @@ _MAX_U32 = (1 << 32) - 1
 _MAX_I63 = (1 << 63) - 1
 ALL_MODELS = "*"
 
-KeyId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+ID_RULE = "must be 1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first"
+KeyId = Annotated[str, msgspec.Meta(pattern=_ID_PATTERN)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Time = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
@@ -103,6 +106,11 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return not self.disabled and in_time and (current or (previous and overlap))
 
 
+def is_id(text: str) -> bool:
+    """Whether an entry may have this id."""
+    return re.match(_ID_PATTERN, text) is not None
+
+
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a key file."""
 
@@ -116,6 +124,8 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             InvalidKeyFile: it is no JSON, a field is unknown, missing or out of range, or an entry
                 contradicts another.
         """
+        if not data.strip():
+            raise InvalidKeyFile('is empty; a file without keys is {"keys": []}')
         try:
             file = msgspec.json.decode(data, type=KeyFile)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

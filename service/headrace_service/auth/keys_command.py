@@ -93,6 +93,8 @@ def new(
 
     Example: headrace keys new team-search --keys-file keys.json --requests-per-minute 600
     """
+    if not api_keys.is_id(key_id):
+        raise click.ClickException(f"{key_id!r}: an id {api_keys.ID_RULE}")
     key = api_keys.new_key()
     entry = ApiKey(
         id=key_id,

@@ -67,6 +67,9 @@ class EngineFile:
 def read(path: pathlib.Path) -> tuple[str, ...]:
     """Returns the addresses in a file, each once, in their order. Raises InvalidEngineFile."""
     try:
+        if path.is_fifo():
+            # To open it would wait for a writer, and no later file would be read.
+            raise InvalidEngineFile(f"engines_file: {path}: is no file")
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         text = data.decode()

@@ -125,6 +125,18 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("key_id", ["a/b", ".a", "", "x" * 65])
+def test_an_id_that_no_key_may_have_is_refused_with_the_rule(path: pathlib.Path, key_id: str) -> None:
+    refused = run_keys(path, "new", key_id)
+    assert refused.exit_code == 1 and "must be 1 to 64 of A-Z a-z 0-9 . _ -" in refused.stderr
+    assert not path.exists()
+
+
+def test_an_empty_key_file_is_said_to_be_empty(path: pathlib.Path) -> None:
+    path.write_bytes(b"\n")
+    assert f"{path}: is empty" in run_keys(path, "list").stderr
+
+
 def test_a_file_that_is_broken_or_missing_is_named_and_left(path: pathlib.Path) -> None:
     assert "keys.json" in run_keys(path, "list").stderr
     assert run_keys(path, "revoke", "a").exit_code == 1

@@ -168,6 +168,7 @@ _INVALID: dict[str, Callable[[pathlib.Path], Any]] = {
     "empty": lambda path: replace(path, b""),
     "gone": lambda path: path.unlink(),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a named pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
     "writable by others": lambda path: replace(path, path.read_bytes(), mode=0o602),
     "writable by the group": lambda path: replace(path, path.read_bytes(), mode=0o620),
     "huge": lambda path: replace(path, b" " * (5 << 20)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import pathlib
 import socket
 from typing import Any
@@ -214,9 +215,14 @@ async def test_engines_of_a_file_come_and_go_as_it_changes(
         # Twice the same engine is one engine.
         path.write_text(f"{first}\n\n {second} \n{first}\n")
         await server.until_used(2)
+        # Nobody writes to this pipe, and the file is still followed.
+        path.unlink()
+        os.mkfifo(path)
+        await server.until(lambda: file.failure == f"engines_file: {path}: is no file")
+        path.unlink()
         # A file with a mistake takes no engine away, and brings none.
         path.write_text(f"{second}\nnowhere\n")
-        await server.until(lambda: file.failure)
+        await server.until(lambda: "nowhere" in file.failure)
         assert "line 2: 'nowhere' must be HOST:PORT with a port of 1 to 65535, or unix:PATH" in file.failure
         assert sum(model.serving for model in models) == 2
         path.write_text(f"{second}\n")
