@@ -164,6 +164,24 @@ def test_a_search_that_is_ended_reports_what_it_has(cause: AbortCause) -> None:
     harness.run()
 
 
+@pytest.mark.parametrize("num_steps", [0, 1])
+@pytest.mark.parametrize("num_logprobs", [-1, 2])
+def test_a_search_that_is_ended_before_its_first_choice_ends_all_outputs_by_that_reason(
+    num_steps: int, num_logprobs: int
+) -> None:
+    """It waits, or computes its prompt, and has a single hypothesis for its outputs."""
+    harness = Harness()
+    spec = search_request(100, 20, width=4, n=3, num_logprobs=num_logprobs)
+    reader = harness.add(spec)
+    for _ in range(num_steps):
+        harness.step()
+    harness.engine.abort(spec.request_id, "", AbortCause.CANCELLED)
+    harness.read()
+    assert [end.reason for end in reader.ends.values()] == 3 * [EndReason.CANCELLED]
+    assert not reader.tokens and all(end.score is None and not end.error for end in reader.ends.values())
+    harness.run()
+
+
 def test_logits_that_are_no_numbers_end_the_search_alone() -> None:
     harness = Harness()
     spec, plain = search_request(5, 60, width=3, n=2), request(9, 20)

@@ -99,9 +99,8 @@ class BeamSearch:
         self._n = n
         self._finish = finish
         self._num_logprobs = num_logprobs
-        columns = LogprobColumns() if num_logprobs >= 0 else None
         # The most likely first.
-        self.running = [Hypothesis(array("i"), 0.0, 0, watch, columns)]
+        self.running = [Hypothesis(array("i"), 0.0, 0, watch, self._no_logprobs())]
         # The best first, each with its score in its end.
         self._finished: list[Chosen] = []
         self.num_tokens = 0
@@ -177,16 +176,22 @@ class BeamSearch:
         """The n best outputs.
 
         A search that was ended before it was over counts its running hypotheses as outputs that
-        ended so, behind those that are finished.
+        ended so, behind those that are finished. Before its first choices it has fewer of both than
+        outputs: the others ended so without a token.
         """
         chosen = list(self._finished)
         if not self.is_over:
             chosen += [_cut(hypothesis, end, self._options.length_penalty) for hypothesis in self.running]
+            chosen += [Chosen(array("i"), self._no_logprobs(), end) for _ in range(len(chosen), self._n)]
         return chosen[: self._n]
 
     def forget(self) -> None:
         """Drops the hypotheses."""
         self.running, self._finished = [], []
+
+    def _no_logprobs(self) -> LogprobColumns | None:
+        """Log probabilities of no tokens; None: nobody asked for them."""
+        return LogprobColumns() if self._num_logprobs >= 0 else None
 
     def _candidates(self, reports: Mapping[int, TokenLogprobs]) -> Iterator[_Candidate]:
         """All continuations that were reported, the most likely first.
