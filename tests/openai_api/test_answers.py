@@ -9,6 +9,8 @@ import pytest
 from tests.openai_api.harness import CHAT, COMPLETIONS, HELLO, Running
 from tests.service.harness import ANSWER
 
+from headrace_service.openai.requests import nested_fields
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -175,6 +177,15 @@ async def test_fields_that_nobody_knows_are_ignored_and_named_at_any_depth(share
     many = {**HELLO[0], **{f"x{index}": index for index in range(20)}}
     named = (await shared.post(CHAT, {"messages": [many], "max_tokens": 1})).headers["x-headrace-ignored"]
     assert len(named.split(", ")) == 16
+
+
+def test_lists_within_lists_are_not_looked_through_for_unknown_fields() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    # A parser with a deeper stack than Python's own takes such a body.
+    given = {"messages": [{"role": "user", "content": deep, "colour": 1}], "tools": [deep]}
+    assert list(nested_fields.unknown(given)) == ["messages[0].colour"]
 
 
 async def test_a_message_of_an_answer_may_be_sent_back_as_it_is(shared: Running) -> None:

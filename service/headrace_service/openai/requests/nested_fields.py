@@ -42,13 +42,20 @@ def unknown(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _within(value: Any, known: Known, path: str) -> Iterator[str]:
+    """Looks at an object, or at those of a list: no deeper than fields are known."""
     if isinstance(value, list):
         for index, one in enumerate(value):
-            yield from _within(one, known, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            if name not in known:
-                if inner is not None:
-                    yield f"{path}.{name}"
-            elif (deeper := known[name]) is not None:
-                yield from _within(inner, deeper, f"{path}.{name}")
+            yield from _of_object(one, known, f"{path}[{index}]")
+    else:
+        yield from _of_object(value, known, path)
+
+
+def _of_object(value: Any, known: Known, path: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        if name not in known:
+            if inner is not None:
+                yield f"{path}.{name}"
+        elif (deeper := known[name]) is not None:
+            yield from _within(inner, deeper, f"{path}.{name}")
