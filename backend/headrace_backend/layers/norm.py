@@ -73,7 +73,7 @@ class RmsNorm(ShardedModule):
     def of_sum(
         self, added: Tensor | None, residual: Tensor, rounding: InputRounding | None, keeps: bool = False
     ) -> Activations:
-        """Returns the norm of the stream and `added`, which is already the whole output."""
+        """Returns the norm of the stream and `added`, the whole output or its parts."""
         about = (residual, self.weight, self.eps)
         if added is None:
             return rms_norm(*about) if rounding is None else rounded_rms_norm(*about, rounding, keeps)
