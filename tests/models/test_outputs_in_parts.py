@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +22,9 @@ def leave_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has mixtures leave two halves, which sum to the bits of the whole; takes tokens of each."""
     found: list[int] = []
 
-    def in_parts(x: Activations, *about: object) -> torch.Tensor:
+    def in_parts(x: Activations, *about: Any) -> torch.Tensor:
         found.append(len(x))
-        half = mixture.mixture(x, *about) / 2  # type: ignore[arg-type]
+        half = mixture.mixture(x, *about) / 2
         return torch.stack((half, half), 1)
 
     monkeypatch.setattr(mixture, "mixture_in_parts", in_parts)
@@ -63,8 +64,8 @@ def test_what_leaves_a_stage_is_whole(tmp_path: pathlib.Path, monkeypatch: pytes
     model = load(tmp_path)
     driver = PagedDriver(model)
     norm, model.model.norm = model.model.norm, None
-    model.logits = lambda hidden: hidden  # type: ignore[method-assign]
     assert norm is not None
+    monkeypatch.setattr(model, "logits", lambda hidden: hidden)
     (expected,) = driver.step([Row(list(PROMPT))], [24])
     left = leave_parts(monkeypatch)
     (found,) = driver.step([Row(list(PROMPT))], [24])
