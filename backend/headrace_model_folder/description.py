@@ -98,6 +98,11 @@ class Attention:
         return self.query_norm is not None and self.query_norm.size != self.head_dim
 
     @property
+    def norms_heads(self) -> bool:
+        """Whether queries are normed, and by themselves in each head."""
+        return self.query_norm is not None and not self.norms_projections
+
+    @property
     def rotation(self) -> Rotation:
         """What a table of cosines and sines is made from; layers with the same one share it."""
         return self.rope, self.rotary_dim

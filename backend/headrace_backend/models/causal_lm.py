@@ -264,6 +264,7 @@ class CausalLM(WeightedModule):
         self.shard = placement.shard
         # Of this rank: what attention and the KV cache need.
         self.num_heads = own.attention.num_heads
+        self.norms_heads = any(attention.norms_heads for attention in own.kv_attentions)
         # Of the first layer with keys, and of each: number of key and value heads, and their size.
         self.num_kv_heads, self.head_dim = own.attention.num_kv_heads, own.attention.head_dim
         self.kv_heads = tuple((attention.num_kv_heads, attention.head_dim) for attention in own.kv_attentions)

@@ -30,7 +30,7 @@ from torch import Tensor
 from headrace_kernels import card
 from headrace_kernels.attention.decode_kernels import decode_kernel, raw_decode_kernel
 from headrace_kernels.attention.merge import merged_at_once
-from headrace_kernels.attention.plan import TRANSPOSED_ROWS, query_part
+from headrace_kernels.attention.plan import FEW_DECODES, TRANSPOSED_ROWS, query_part
 from headrace_kernels.attention.quantized_kv import memory_of
 from headrace_kernels.attention.rope_kv import RawHeads, heads_for_norm
 from headrace_kernels.attention.step import DecodeWork, PagedAttentionStep
@@ -43,10 +43,6 @@ from headrace_kernels.attention.tiles import (
     pipeline_stages,
 )
 from headrace_kernels.attention.transposed import takes_transposed, transposed_rule
-
-# Decodes of a step up to which programs are so few that what each computes for itself, such as
-# norms of heads, is what takes the time.
-_FEW_DECODES = 8
 
 
 def decode_attention(
@@ -124,7 +120,7 @@ def _split_shape(
     is_normed = raw is not None and raw.query_norm is not None
     if launch is None:
         dim = shape.padded_dim
-        are_few = part_len < query_len or (is_normed and query.shape[0] <= _FEW_DECODES)
+        are_few = part_len < query_len or (is_normed and query.shape[0] <= FEW_DECODES)
         launch = transposed_rule(dim, query.device) if is_transposed else _launch_rule(rows, dim, query, are_few)
     split = SplitShape(
         query_len=query_len,

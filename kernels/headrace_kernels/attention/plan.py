@@ -34,14 +34,21 @@ SPLIT_MULTIPLE = 64
 # multiprocessors. Fewer leave bandwidth unused, more only cost partial results
 # (docs/experiments.md, "Launch rules of kernels").
 TARGET_PROGRAMS = 512
+# Decodes of a step up to which they are few: what each program computes for itself, such as norms
+# of heads, is what takes the time.
+FEW_DECODES = 8
+# Programs of so few decodes where heads are normed and a key/value head has eight query heads or
+# more: by their registers a multiprocessor holds three, where it otherwise holds four or more. Four
+# rows of Qwen3-30B-A3B behind 8,000 tokens take an H200 5.90 ms a step so, and with 512 programs,
+# of which the last ones wait for the first, 6.33 (docs/experiments.md, "splits that are merged at
+# once").
+_NORMED_PROGRAMS, _MANY_QUERY_ROWS = 384, 8
 # Programs of splits over a quantized cache with few query rows, which are a warp each
 # (`attention.transposed`): eight to a multiprocessor. 32 rows of 8,192 tokens in FP8 take 133 us on
 # an H200, with 512 programs 149 (docs/experiments.md).
 WARP_PROGRAMS = 1056
 # Query rows (tokens times heads of a group) of such splits, at most.
 TRANSPOSED_ROWS = 8
-# Query tokens of kernels whose partial results are so large that they are merged a few at a time.
-_MERGED_SLOWLY = 8
 # Query rows of the smallest tile, and so of each of the programs that an entry's query tokens are
 # dealt out to (`query_part`), which are at most as many as the second says.
 _TILE_ROWS = 16
@@ -130,6 +137,19 @@ def decode_programs(is_quantized: bool, query_rows: int) -> int:
     return WARP_PROGRAMS if is_quantized and query_rows <= TRANSPOSED_ROWS else TARGET_PROGRAMS
 
 
+def few_decode_programs(programs: int, query_rows: int, norms_heads: bool) -> int:
+    """Programs that fill a card in steps of up to `FEW_DECODES` decodes.
+
+    Args:
+        programs: `decode_programs` of the cache.
+        query_rows: Query heads of a key/value head.
+        norms_heads: Whether the kernel norms them.
+    """
+    if programs != TARGET_PROGRAMS or not norms_heads or query_rows < _MANY_QUERY_ROWS:
+        return programs
+    return min(programs, _NORMED_PROGRAMS)
+
+
 def decode_sizes(num_entries: int, num_kv_heads: int, programs: int = TARGET_PROGRAMS) -> DecodeSizes:
     """Sizes of the decode columns for up to `num_entries` rows.
 
@@ -178,7 +198,8 @@ def plan_decode(
         part_len: `query_part` of the step, which decides how long merging splits takes. None: all
             of an entry's query tokens.
         sliding_window: The widest of the model's layers; None if any layer sees all.
-        programs: `decode_programs` of the cache; the work's sizes and scratch are made for as many.
+        programs: `decode_programs` of the cache, or `few_decode_programs`; the work's sizes are
+            made for as many, its scratch for as many or more.
 
     Raises:
         ValueError: More entries than there is room for.
@@ -191,7 +212,7 @@ def plan_decode(
     splits = np.full((decode_sizes(num_entries_padded, num_kv_heads, programs).num_splits, 4), -1, np.int32)
     if entries.size:
         visible = _visible_tokens(query_lens[entries], seq_lens[entries], sliding_window)
-        counts = _split_counts(visible, num_kv_heads, programs, size, part_len or size)
+        counts = _split_counts(visible, num_kv_heads, programs, part_len or size)
         _fill_decode(splits, entries, visible, counts)
     return DecodeColumns(splits, size)
 
@@ -209,27 +230,27 @@ def _visible_tokens(query_lens: Int32Column, seq_lens: Int32Column, sliding_wind
     return visible
 
 
-def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, query_len: int, part_len: int) -> _Int64Array:
-    """[num_entries] splits of each, for a kernel of so many query tokens, `part_len` a program."""
+def _split_counts(visible: _Int64Array, num_kv_heads: int, programs: int, part_len: int) -> _Int64Array:
+    """[num_entries] splits of each, for programs of `part_len` query tokens."""
     share = -(-int(visible.sum()) * num_kv_heads // programs)
     tokens = max(-(-share // SPLIT_MULTIPLE), 1) * SPLIT_MULTIPLE
     counts = np.maximum(np.ceil(visible / tokens - _SLACK).astype(np.int64), 1)
     # Short splits have no room for the slack: the next multiple is much more.
     most = int(tokens * (1 + _SLACK)) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
     counts += (_split_tokens(visible, counts) > most) & (visible > tokens * counts)
-    if query_len >= _MERGED_SLOWLY:
-        counts = np.minimum(counts, _most_merged(visible, part_len))
+    counts = np.minimum(counts, _most_merged(visible, part_len))
     # Rounding a split up to its multiple may leave nothing for the last ones.
     return -(-visible // _split_tokens(visible, counts))
 
 
-def _most_merged(visible: _Int64Array, query_len: int) -> _Int64Array:
+def _most_merged(visible: _Int64Array, part_len: int) -> _Int64Array:
     """[num_entries] splits of each with which reading and merging together take least.
 
-    Partial results of many query tokens are merged one or two at a time, and merging one takes
-    about as long as reading 64 tokens. So the sum of T / splits and splits is to be small.
+    One program merges all of a row's partial results. For one of 16 query tokens that takes about
+    as long as reading 64 tokens, and for one of fewer as much less. So the sum of tokens of a split
+    / 64 and splits * part_len / 16 is to be small.
     """
-    most: _Int64Array = np.ceil(np.sqrt(visible / SPLIT_MULTIPLE * (16 / query_len))).astype(np.int64)
+    most: _Int64Array = np.ceil(np.sqrt(visible / SPLIT_MULTIPLE * (16 / part_len))).astype(np.int64)
     return most
 
 

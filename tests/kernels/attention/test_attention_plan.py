@@ -18,6 +18,7 @@ from headrace_kernels.attention.plan import (
     DecodeColumns,
     decode_sizes,
     drafted_query_len,
+    few_decode_programs,
     max_prefill_tiles,
     plan_decode,
     plan_prefill,
@@ -87,6 +88,21 @@ def test_splits_are_those_that_filled_the_card(num_rows: int, seq_len: int, spli
     assert (columns.splits[:, 0] >= 0).sum() == num_rows * splits_per_row
 
 
+@pytest.mark.parametrize(
+    ("num_kv_heads", "seq_len", "splits"), [(8, 640, 10), (8, 4000, 32), (4, 8000, 42), (4, 15_000, 59), (1, 8000, 42)]
+)
+def test_one_row_has_no_more_splits_than_are_merged_as_quickly_as_read(
+    num_kv_heads: int, seq_len: int, splits: int
+) -> None:
+    assert plan_decode(column(1), column(seq_len), num_kv_heads, 1).splits[0, 2] == splits
+
+
+def test_few_normed_heads_of_large_groups_have_fewer_programs() -> None:
+    assert [few_decode_programs(TARGET_PROGRAMS, rows, True) for rows in (4, 8, 16)] == [512, 384, 384]
+    assert few_decode_programs(TARGET_PROGRAMS, 8, False) == 512
+    assert few_decode_programs(WARP_PROGRAMS, 8, True) == WARP_PROGRAMS
+
+
 def test_rows_of_nearly_equal_length_get_equally_many_splits() -> None:
     seq_lens = np.arange(8000, 8128, 4, dtype=np.int32)
     columns = plan_decode(np.ones(32, np.int32), seq_lens, 8, 32)
@@ -107,9 +123,9 @@ def test_one_long_row_among_short_ones_does_not_keep_the_card_waiting() -> None:
 
 def test_a_windowed_decode_counts_what_is_seen() -> None:
     columns = plan_decode(column(1), column(1_000_000), 8, 1, sliding_window=4096)
-    # 4,096 tokens are one split each of 64, and one more where the window does not begin at a
-    # multiple.
-    assert columns.splits[0, 2] in (64, 65)
+    # 32 splits of 128 tokens are merged as quickly as read, and one more where the window does not
+    # begin at a multiple.
+    assert columns.splits[0, 2] in (32, 33)
 
 
 def test_the_class_holds_all_rows_that_decode() -> None:

@@ -19,7 +19,7 @@ from headrace_backend.worker.step.shape import (
     smallest_holding,
 )
 
-SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32)
+SIZES = AttentionSizes(num_heads=8, num_kv_heads=2, tile_tokens=32, few_programs=384)
 SCRATCH = 99
 
 

@@ -155,7 +155,9 @@ def make_runner(
         sizes.tokens_per_row,
         sizes.num_groups,
     )
-    attention = AttentionSizes.of_layers(model.num_heads, one_of_each(kv_caches), model.dtype, sizes.tokens_per_row)
+    attention = AttentionSizes.of_layers(
+        model.num_heads, one_of_each(kv_caches), model.dtype, sizes.tokens_per_row, model.norms_heads
+    )
     full_sizes = set(long_sizes).difference(sizes.long_graphs)
     mixed_sizes = {*sizes.mixed_graphs, *long_sizes} - full_sizes
     first_piece = functools.partial(model.first_piece, is_captured=True)

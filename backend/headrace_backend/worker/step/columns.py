@@ -263,7 +263,7 @@ def _fill_attention(
             shape.num_entries,
             max_query_len=shape.query_len,
             part_len=sizes.part_len(shape.query_len, shape.num_tokens),
-            programs=sizes.programs,
+            programs=sizes.programs_of(shape.query_len, shape.num_tokens),
         )
         columns.splits[:] = decode.splits.reshape(-1)
     if not shape.num_tiles:

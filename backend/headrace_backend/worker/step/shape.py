@@ -18,11 +18,13 @@ from headrace_backend.step.plan import StepPlan
 from headrace_backend.worker.plan_columns import Entries
 from headrace_backend.worker.speculation.draws import num_drafts
 from headrace_kernels.attention.plan import (
+    FEW_DECODES,
     MAX_DECODE_QUERY_LEN,
     TARGET_PROGRAMS,
     decode_programs,
     decode_sizes,
     drafted_query_len,
+    few_decode_programs,
     filling_query_len,
     gathered_tokens,
     gathering_pays,
@@ -69,8 +71,9 @@ class AttentionSizes:
     num_kv_heads: int
     # Query tokens of a prefill tile, of the layers with the most.
     tile_tokens: int
-    # Of the decode kernel, that fill a card.
+    # Of the decode kernel, that fill a card, and in steps of up to `FEW_DECODES` decodes.
     programs: int = TARGET_PROGRAMS
+    few_programs: int = TARGET_PROGRAMS
     # Most tokens that a row computes which decodes: its last one, and drafts behind it.
     tokens_per_row: int = 1
     # Whether any layer's cache is.
@@ -82,6 +85,10 @@ class AttentionSizes:
     def part_len(self, query_len: int, num_tokens: int) -> int:
         """Query tokens that a program of the decode kernel takes, in a step of so many tokens."""
         return query_part(query_len, self.num_heads // self.num_kv_heads, num_tokens, self.is_quantized)
+
+    def programs_of(self, query_len: int, num_tokens: int) -> int:
+        """Programs of the decode kernel for so many query tokens, in a step of so many tokens."""
+        return self.few_programs if query_len == 1 and num_tokens <= FEW_DECODES else self.programs
 
     @property
     def drafted_query_len(self) -> int:
@@ -122,34 +129,46 @@ class AttentionSizes:
         kv_cache: torch.Tensor,
         dtype: torch.dtype | None = None,
         tokens_per_row: int = 1,
+        norms_heads: bool = False,
     ) -> Self:
-        """Makes the sizes of a layer with `num_heads` query heads of a type over its cache.
+        """Makes the sizes of a layer.
 
-        The cache is [num_blocks, 2, num_kv_heads, block_size, head_dim].
-
-        None: the cache's type, which must not be quantized then.
+        Args:
+            num_heads: Query heads.
+            kv_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim].
+            dtype: Type of queries; None: the cache's, which must not be quantized then.
+            tokens_per_row: Most tokens that a row computes which decodes.
+            norms_heads: Whether attention norms each head.
         """
         num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
+        group = num_heads // num_kv_heads
         item_bytes = (dtype or kv_cache.dtype).itemsize
         assert item_bytes > 1, "a quantized cache does not tell the type of queries"
         tile_tokens = prefill_tile_tokens(num_heads, num_kv_heads, head_dim, item_bytes)
         # Those of steps without drafts, where more may be needed than there are with them.
-        programs = decode_programs(is_quantized(kv_cache), num_heads // num_kv_heads)
+        programs = decode_programs(is_quantized(kv_cache), group)
+        few = few_decode_programs(programs, group, norms_heads)
         copies_blocks = takes_blocks_sm90(num_heads, dtype or kv_cache.dtype, kv_cache)
         has_scales = is_quantized(kv_cache)
-        return cls(num_heads, num_kv_heads, tile_tokens, programs, tokens_per_row, has_scales, copies_blocks)
+        return cls(num_heads, num_kv_heads, tile_tokens, programs, few, tokens_per_row, has_scales, copies_blocks)
 
     @classmethod
     def of_layers(
-        cls, num_heads: int, kv_caches: Iterable[torch.Tensor], dtype: torch.dtype, tokens_per_row: int = 1
+        cls,
+        num_heads: int,
+        kv_caches: Iterable[torch.Tensor],
+        dtype: torch.dtype,
+        tokens_per_row: int = 1,
+        norms_heads: bool = False,
     ) -> Self:
         """Makes the sizes by which work is divided for layers over all of these caches together."""
-        found = [cls.of(num_heads, cache, dtype, tokens_per_row) for cache in kv_caches]
+        found = [cls.of(num_heads, cache, dtype, tokens_per_row, norms_heads) for cache in kv_caches]
         return cls(
             num_heads,
             min(sizes.num_kv_heads for sizes in found),
             max(sizes.tile_tokens for sizes in found),
             max(sizes.programs for sizes in found),
+            max(sizes.few_programs for sizes in found),
             tokens_per_row,
             any(sizes.is_quantized for sizes in found),
             all(sizes.copies_blocks for sizes in found),
@@ -261,7 +280,8 @@ class StepShape:
         query_len: int,
         sizes: AttentionSizes,
     ) -> Self:
-        num_splits = decode_sizes(num_entries, sizes.num_kv_heads, sizes.programs).num_splits if decodes else 0
+        programs = sizes.programs_of(query_len, num_tokens)
+        num_splits = decode_sizes(num_entries, sizes.num_kv_heads, programs).num_splits if decodes else 0
         return cls(
             num_tokens,
             num_entries,
