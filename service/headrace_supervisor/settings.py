@@ -9,12 +9,14 @@ business of the classes; which of them a command takes is `config.py`'s.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import pathlib
 import re
 import tomllib
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as AbstractSequence
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
@@ -22,6 +24,7 @@ import pydantic_settings
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from headrace_health.address import overlap
 from headrace_hub.resolve import marked_as_folder
 from headrace_supervisor import foreign_names
 from headrace_supervisor.value_rules import SIZE_RULE, rule_of
@@ -337,6 +340,16 @@ def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: 
 def names(groups: tuple[Group, ...]) -> Iterator[str]:
     """Names of all settings of these groups, each once."""
     return iter(dict.fromkeys(name for group in groups for name in group.fields()))
+
+
+def check_addresses(**listened: AbstractSequence[str]) -> None:
+    """Raises ConfigError if two of the addresses to listen at, by their settings, are the same."""
+    named = [(name, address) for name, addresses in listened.items() for address in addresses]
+    for (name, address), (other_name, other) in itertools.combinations(named, 2):
+        if overlap(address, other):
+            names = f"{name} and {other_name}" if name != other_name else name
+            are = f"{address} is named twice" if address == other else f"{address} and {other} are the same"
+            raise ConfigError(f"{names}: {are}; each needs an address of its own")
 
 
 def contradiction(error: pydantic.ValidationError) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies
@@ -347,3 +348,42 @@ def test_a_bare_name_means_the_repositorys_model_of_whichever_kind(tmp_path: pat
     for name, found in (("mine", tmp_path / "mine"), ("other", pathlib.Path("other"))):
         config = configs.load_server({"model": name, "model_repository": str(tmp_path)}, None)
         assert (config.backend.engine.model, config.model_name) == (found, name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"listen": ("127.0.0.1:7000",), "openai_listen": ("127.0.0.1:7000",)},
+            "listen and openai_listen: 127.0.0.1:7000 is named twice; each needs an address of its own",
+        ),
+        (
+            {"listen": ("127.0.0.1:7000",), "metrics_listen": "0.0.0.0:7000"},
+            "listen and metrics_listen: 127.0.0.1:7000 and 0.0.0.0:7000 are the same; each needs an address of its own",
+        ),
+        (
+            {"openai_listen": ("unix:/run/a", "127.0.0.1:7000"), "metrics_listen": "localhost:7000"},
+            "openai_listen and metrics_listen: 127.0.0.1:7000 and localhost:7000 are the same; ",
+        ),
+        (
+            {"listen": ("127.0.0.1:7000", "unix:/run/a", "127.0.0.1:7000")},
+            "listen: 127.0.0.1:7000 is named twice; each needs an address of its own",
+        ),
+    ],
+)
+def test_two_addresses_that_are_the_same_are_refused_by_both_settings(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        configs.load_server({**MODEL, **flags}, None)
+
+
+def test_any_free_port_may_be_asked_for_twice() -> None:
+    any_port = "127.0.0.1:0"
+    configs.load_server({**MODEL, "listen": (any_port, any_port), "metrics_listen": any_port}, None)
+
+
+def test_health_checks_need_an_address_of_their_own() -> None:
+    message = "^listen and probe: unix:/run/a is named twice; each needs an address of its own"
+    with pytest.raises(ConfigError, match=message):
+        configs.load_service({"engine": ("unix:/run/e",), "listen": ("unix:/run/a",), "probe": "unix:/run/a"}, None)
+    with pytest.raises(ConfigError, match=message):
+        configs.load_backend({**MODEL, "listen": "unix:/run/a", "probe": "unix:/run/a"}, None)
