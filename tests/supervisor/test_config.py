@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import re
 from typing import Any
@@ -21,8 +22,6 @@ MODEL = {"model": "folder"}
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         monkeypatch.delenv(name)
 
@@ -177,6 +176,9 @@ def test_another_servers_words_are_taken_from_everywhere(
         (b"listen = 5", "listen: must be text or a list, not '5'"),
         (b"\xff\xfe", "is not text in UTF-8"),
         (b"model = [", "is not TOML: "),
+        (b"model = " + b"[" * 100_000, "is not TOML: lists or tables are nested too deeply"),
+        (b"port = " + b"9" * 10_000, "is not TOML: a number has too many digits"),
+        (b"#" * ((1 << 20) + 1), "has more than 1048576 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: pathlib.Path, content: bytes, says: str) -> None:
@@ -184,6 +186,14 @@ def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: pathlib.Pa
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"server.toml: {re.escape(says)}"):
         configs.load_server(MODEL, path)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "server.toml"
+    os.mkfifo(path)
+    for found in (path, pathlib.Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"^{found}: is not a regular file$"):
+            configs.load_server(MODEL, found)
 
 
 def test_unknown_key_in_the_file_names_file_and_nearest(tmp_path: pathlib.Path) -> None:
