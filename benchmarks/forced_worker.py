@@ -86,11 +86,17 @@ class Throws:
             self._shares[admission.row].fill_(thousandths * _THROWS // 1000)
 
     def accept(
-        self, drawn: Drawn, first_draws: torch.Tensor, draw_counts: torch.Tensor, state: RowState, tokens_per_row: int
+        self,
+        drawn: Drawn,
+        first_draws: torch.Tensor,
+        draw_counts: torch.Tensor,
+        state: RowState,
+        tokens_per_row: int,
+        can_stay: bool,
     ) -> Accepted:
         """Takes the place of `accept_drafts`: a right draft is what was drawn, another no token."""
         thrown = self._on_cpu(drawn) if drawn.tokens.device.type == "cpu" else self._on_gpu(drawn)
-        return accept_drafts(thrown, first_draws, draw_counts, state, tokens_per_row)
+        return accept_drafts(thrown, first_draws, draw_counts, state, tokens_per_row, can_stay)
 
     def _on_cpu(self, drawn: Drawn) -> Drawn:
         positions = drawn.step_positions[drawn.hidden_indices.long()]

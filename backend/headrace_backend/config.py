@@ -182,6 +182,7 @@ class EngineConfig(_Frozen):
             )
         ),
     ] = "auto"
+    # At most `prefix_followers.LEAST_SHARED_TOKENS`.
     block_size: Annotated[Literal[16, 32, 64], Field(description="tokens per KV cache block")] = 16
     kv_memory: Annotated[
         pydantic.ByteSize,

@@ -32,7 +32,7 @@ from headrace_model_folder.gguf.tensors import gguf_records, shared_blocks
 from headrace_model_folder.gguf.tokenizer import gguf_chat_template, gguf_tokenizer_json
 from headrace_model_folder.safetensors_header import TensorRecord
 from headrace_model_folder.stacked_experts import split_joined, split_stacked
-from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index
+from headrace_model_folder.tensor_index import TensorIndex, read_tensor_index, tensor_names
 from headrace_model_folder.token_table import TOKENIZER_FILE, TOKENIZER_LIMIT, TokenTable, parse_token_table
 
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -170,6 +170,27 @@ class ModelFolder:
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights in `dtype` (fp32, bf16, fp16, or torch's spelling)."""
         return self.parameter_count * _DTYPE_BYTES[dtype]
+
+
+def has_own_output_layer(folder: pathlib.Path, config: ModelConfig) -> bool:
+    """Whether the weights have an output layer of their own, though config.json ties it.
+
+    False where there are no weights. Where there is an index and not all of its shards, an output
+    layer that it names is taken for one of its own.
+    """
+    head, part = config.description.head, FAMILIES[config.architecture].text_part
+    try:
+        names = tensor_names(folder) if head.tied else frozenset[str]()
+    except InvalidModelFolder:
+        return False
+    if f"{head.name}.weight" not in (names if part is None else map(part.own_name, names)):
+        return False
+    try:
+        tensors: Mapping[str, TensorRecord] = read_tensor_index(folder).tensors
+        tensors = tensors if part is None else part.tensors(tensors)
+        return not untied_where_different(folder, config, tensors).description.head.tied
+    except InvalidModelFolder:
+        return True
 
 
 def _existing_folder(path: pathlib.Path | str) -> pathlib.Path:

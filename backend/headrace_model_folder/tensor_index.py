@@ -48,6 +48,17 @@ def read_tensor_index(folder: pathlib.Path) -> TensorIndex:
     return _read_shards(folder, _weight_map(folder))
 
 
+def tensor_names(folder: pathlib.Path) -> frozenset[str]:
+    """Names of all tensors, as the single file or the index has them: shards are not looked at.
+
+    Raises:
+        InvalidModelFolder: There is neither, or it is not valid.
+    """
+    if exists_inside(folder, SINGLE_FILE) or not exists_inside(folder, INDEX_FILE):
+        return frozenset(read_tensor_index(folder).tensors)
+    return frozenset(_weight_map(folder))
+
+
 def _weight_map(folder: pathlib.Path) -> dict[str, str]:
     weight_map = read_json_object(folder, INDEX_FILE, _INDEX_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):

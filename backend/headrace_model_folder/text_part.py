@@ -62,7 +62,7 @@ class TextPart:
         for name, record in found.items():
             if name.startswith(self.others):
                 continue
-            own = self._own_name(name)
+            own = self.own_name(name)
             if own in kept:
                 raise InvalidModelFolder(f"{record.file}: tensor {shown(name)} is there twice, as {shown(own)}")
             kept[own] = record
@@ -82,7 +82,8 @@ class TextPart:
                 value = value.replace(name, own)
         return value
 
-    def _own_name(self, name: str) -> str:
+    def own_name(self, name: str) -> str:
+        """A tensor's name in a folder that has nothing else."""
         for theirs, ours in self.prefixes.items():
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)

@@ -112,8 +112,9 @@ class ServerTls:
         """
         try:
             contents = _contents(self._files)
-            if credential_files.fingerprint(*contents) == self._loaded.fingerprint:
+            if credential_files.fingerprint(*contents) == self._loaded.fingerprint and not self._complained_of:
                 return
+            # What is in force already is taken anew, once, where the log says that it was not.
             loaded = _checked(self._files, contents)
         except CredentialError as error:
             self._complain(str(error))

@@ -1,11 +1,13 @@
-"""What addresses look like, by the form alone. It imports nothing: every configuration knows it.
+"""What addresses look like, by the form alone; it imports nothing of ours.
 
-Owns the rule of HOST:PORT and unix:PATH, its sentences, and how such a text is taken apart and put
-together. Whether an address is free, and whose it is, is asked where it is used.
+Owns the rule of HOST:PORT and unix:PATH, its sentences, how such a text is taken apart and put
+together, and which texts mean the same. Whether an address is free, and whose it is, is asked where
+it is used.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 MAX_PORT: Final = 65535
@@ -14,6 +16,10 @@ TCP_RULE: Final = f"must be HOST:PORT with a port of 0 to {MAX_PORT}"
 LISTEN_RULE: Final = f"{TCP_RULE}, or unix:PATH"
 # What an address must be at which somebody else listens.
 REACHABLE_RULE: Final = f"must be HOST:PORT with a port of 1 to {MAX_PORT}, or unix:PATH"
+# Hosts by which one listens on all interfaces: of IPv4, and of both.
+_ANY_IPV4: Final = "0.0.0.0"
+_ANY: Final = ("::", "*")
+_OWN: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -62,6 +68,25 @@ def listen_address(text: str) -> str:
     if not is_address(text):
         raise ValueError(LISTEN_RULE)
     return text
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether who listens at one address has the other too, as far as their texts tell.
+
+    Port 0 is another one each time. What is no address overlaps with nothing.
+    """
+    if one.startswith("unix:") or other.startswith("unix:"):
+        paths = [os.path.realpath(text.removeprefix("unix:")) for text in (one, other) if text.startswith("unix:")]
+        return len(paths) == 2 and paths[0] == paths[1]
+    if not port_of(one) or port_of(one) != port_of(other):
+        return False
+    first, second = sorted(host_and_port(text.lower())[0] for text in (one, other))
+    hosts = {first, second}
+    if first == second or not hosts.isdisjoint(_ANY):
+        return True
+    if _ANY_IPV4 in hosts:
+        return not any(":" in host for host in hosts)
+    return "localhost" in hosts and hosts <= set(_OWN)
 
 
 def tcp_address(text: str) -> str:

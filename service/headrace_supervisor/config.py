@@ -232,6 +232,11 @@ def load_server(flags: Mapping[str, Any], config: pathlib.Path | None) -> Server
         supervisor.listen, supervisor.openai_listen, {"control": private, **_part(SERVE[2], values)}
     )
     telemetry = _telemetry_of_server(supervisor, _part(SERVE[4], values))
+    settings.check_addresses(
+        listen=supervisor.listen,
+        openai_listen=supervisor.openai_listen,
+        metrics_listen=[values["metrics_listen"]] if telemetry is not None else [],
+    )
     check_before_fetching(values["model"], (*supervisor.listen, *supervisor.openai_listen))
     engine_values = _with_model_found(_part(SERVE[1], values), supervisor)
     engine = engine_config(engine_values)
@@ -317,14 +322,19 @@ def load_service(flags: Mapping[str, Any], config: pathlib.Path | None) -> Servi
         typed = values["model_folder"]
         values["model_folder"] = fetched("model_folder", typed).path
         values["default_model_aliases"] = hub_names(typed, values["model_folder"])
-    return service_settings.service(**values)
+    service = service_settings.service(**values)
+    probes = [service.probe] if service.probe else []
+    settings.check_addresses(listen=service.listen, openai_listen=service.openai_listen, probe=probes)
+    return service
 
 
 def load_backend(flags: Mapping[str, Any], config: pathlib.Path | None) -> BackendConfig:
     """Configuration of `headrace backend`. Raises ConfigError."""
     values = settings.merge(BACKEND, flags, config, _KNOWN)
     engine = engine_config(with_model_fetched(_part(BACKEND[0], values)))
-    return BackendConfig(engine=engine, **_part(BACKEND[1], values))
+    backend = BackendConfig(engine=engine, **_part(BACKEND[1], values))
+    settings.check_addresses(listen=[backend.listen], probe=[backend.probe] if backend.probe else [])
+    return backend
 
 
 def load_ranks(flags: Mapping[str, Any], config: pathlib.Path | None) -> RanksConfig:

@@ -9,12 +9,15 @@ business of the classes; which of them a command takes is `config.py`'s.
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import pathlib
 import re
+import stat
 import tomllib
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as AbstractSequence
 from typing import Annotated, Any, NamedTuple
 
 import pydantic
@@ -22,6 +25,7 @@ import pydantic_settings
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from headrace_health.address import overlap
 from headrace_hub.resolve import marked_as_folder
 from headrace_supervisor import foreign_names
 from headrace_supervisor.value_rules import SIZE_RULE, rule_of
@@ -30,6 +34,8 @@ PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Python makes no number of far more.
 _MOST_DIGITS = 100
+# Far more than all settings there are, with a comment each.
+_MAX_FILE_BYTES = 1 << 20
 # Linux takes no longer paths, and its file systems no longer names.
 _MAX_PATH_BYTES = 4095
 _MAX_NAME_BYTES = 255
@@ -150,19 +156,35 @@ def _config_from_environment() -> pathlib.Path | None:
 
 def _read_toml(path: pathlib.Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}: is not a regular file")
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: has more than {_MAX_FILE_BYTES} bytes")
+        table = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is not TOML: lists or tables are nested too deeply") from None
+    except ValueError:
+        # Python makes no whole number of so many digits.
+        raise ConfigError(f"{path}: is not TOML: a number has too many digits") from None
     for name in [name for name, value in table.items() if _is_garbled(value)]:
         # No path, address or name of the system's may hold it, and neither may an argument.
         raise ConfigError(f"{path}: {name}: must be text without the character NUL")
     for name in [name for name, value in table.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: [{name}] begins a table; settings stand in the file as they are, without tables")
     return table
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. To open a named pipe, which is then refused, never waits for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _refuse_unknown(where: str, names: Collection[str], known: Collection[str], prefix: str = "") -> None:
@@ -337,6 +359,16 @@ def _place(name: str, flags: Mapping[str, Any], table: Mapping[str, Any], path: 
 def names(groups: tuple[Group, ...]) -> Iterator[str]:
     """Names of all settings of these groups, each once."""
     return iter(dict.fromkeys(name for group in groups for name in group.fields()))
+
+
+def check_addresses(**listened: AbstractSequence[str]) -> None:
+    """Raises ConfigError if two of the addresses to listen at, by their settings, are the same."""
+    named = [(name, address) for name, addresses in listened.items() for address in addresses]
+    for (name, address), (other_name, other) in itertools.combinations(named, 2):
+        if overlap(address, other):
+            names = f"{name} and {other_name}" if name != other_name else name
+            are = f"{address} is named twice" if address == other else f"{address} and {other} are the same"
+            raise ConfigError(f"{names}: {are}; each needs an address of its own")
 
 
 def contradiction(error: pydantic.ValidationError) -> ConfigError:

@@ -128,8 +128,9 @@ async def test_a_key_of_another_engine_is_taken_once_no_service_holds_that(backe
         OutputEnd(0, EndReason.LENGTH),
         OutputEnd(0, EndReason.ERROR, error="it broke"),
         OutputEnd(0, EndReason.ERROR, broken=Violation("spec.stop.bad_words", "ban all")),
+        OutputEnd(0, EndReason.ERROR, unfit="spec.stop.max_tokens: too many"),
     ],
-    ids=lambda end: end.error or end.reason.name,
+    ids=lambda end: end.error or (end.unfit and "unfit") or end.reason.name,
 )
 async def test_a_log_that_is_handed_over_is_read_like_any_other(backend: BackendProcess, end: OutputEnd) -> None:
     async with connected(backend.address) as service:

@@ -56,6 +56,12 @@ class DraftingWorker(FakeWorker):
         # Of the step at hand, by row; and drafts of such rows that were right so far.
         self._reported: dict[int, list[int]] = {}
         self.num_right = 0
+        # Whether drafts that it can't compute keep a row from settling anything.
+        self.holds_up: Callable[[], bool] = lambda: False
+        # Rows that were, and those of them whose next step was planned behind more than they have:
+        # what they draw is of no use, and an engine must drop it.
+        self._held_up: set[int] = set()
+        self._lost: set[int] = set()
         self.reported_step_id = 0
         # Tokens of each row's output so far: what the plan knows an upper bound of.
         self._num_output: dict[int, int] = {}
@@ -80,6 +86,9 @@ class DraftingWorker(FakeWorker):
         forward = plan.forward
         assert max(forward.counts[forward.known_counts == 0], default=0) <= 1 + self._num_proposed, "nobody drafted it"
         self._num_proposed = plan.num_proposed
+        for admission in plan.admissions:
+            self._held_up.discard(admission.row)
+            self._lost.discard(admission.row)
         assert 1 <= plan.num_tokens <= self.token_budget, "the token budget is passed"
         self.num_tokens += plan.num_tokens
         known = forward.token_ids.tolist()
@@ -87,7 +96,11 @@ class DraftingWorker(FakeWorker):
         columns = (forward.rows, forward.starts, forward.counts, forward.known_counts)
         for row_index, start, count, known_count in zip(*(c.tolist() for c in columns), strict=True):
             row = self.rows[row_index]
-            if known_count:
+            if known_count and row_index in self._held_up and row.num_computed not in (None, start):
+                self._lost.add(row_index)
+                hidden += [(row, start + count)] * count
+                known = known[count:]
+            elif known_count:
                 assert known_count == count and row.num_computed in (None, start)
                 for position, token in enumerate(known[:count], start):
                     self._check_windows(row, position)
@@ -118,7 +131,9 @@ class DraftingWorker(FakeWorker):
         draws = []
         for row_index, token_index, position in zip(*(column.tolist() for column in columns), strict=True):
             source, num_tokens = hidden[token_index]
-            if row_index in most:
+            if row_index in self._lost:
+                draws.append(_Draw([0], [1], self.rows[row_index].admission.num_logprobs))
+            elif row_index in most:
                 draws.append(self._settle_decode(row_index, most[row_index], position))
             else:
                 draws.append(self._settle(row_index, source, num_tokens, position, 1))
@@ -129,6 +144,10 @@ class DraftingWorker(FakeWorker):
     def _settle_decode(self, row_index: int, most: int, bound: int) -> _Draw:
         row, position = self.rows[row_index], self._num_output[row_index]
         assert row.num_computed is not None and position <= bound, "an output's position is an upper bound"
+        if most > 1 and self.holds_up():
+            self.num_empty += 1
+            self._held_up.add(row_index)
+            return _Draw([], [], row.admission.num_logprobs)
         if row_index in self._reported:
             assert len(self._reported[row_index]) == most - 1, "the engine has heard of another plan"
             drawn = self._settle(row_index, row, row.num_computed + 1, position, most, self._reported[row_index])

@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.engine.drafting_worker import DraftingWorker
 from tests.engine.fake_worker import VOCAB_SIZE, FakeWorker, expected_tokens
 from tests.engine.harness import EOS, Harness, Reader, request
 from tests.engine.masked_harness import TOKENS_PER_ROW, GuessingHarness, MaskedHarness, small_compiler
@@ -198,6 +199,32 @@ def test_right_drafts_save_steps_beside_what_must_come(
         num_forced += right.worker.num_forced
         num_fewer += steps["forced"] - steps["right"]
     assert num_right > 5 and num_forced > 5 and num_fewer > 5
+
+
+def test_rows_with_forms_that_settled_nothing_go_on_unless_the_next_step_was_planned_behind_it(
+    grammars: list[CompiledGrammar],
+) -> None:
+    """What must come counts as settled before its result is there; the next step relies on it."""
+    num_held_up = num_whole = num_ended = 0
+    for grammar in grammars:
+        for seed in range(6):
+            expected = tokens_of(run_alike(grammar, MaskedHarness(), seed, max_drafts=0))
+            harness = GuessingHarness({seed: expected}, 0.8)
+            worker = harness.worker
+            assert isinstance(worker, DraftingWorker)
+            worker.holds_up = functools.partial(_is_one_in, random.Random(seed), 4)
+            reader = run_alike(grammar, harness, seed)
+            is_error = reader.ends[0].reason is EndReason.ERROR
+            assert tokens_of(reader)[0] == expected[0][: len(tokens_of(reader)[0])]
+            assert is_error or tokens_of(reader) == expected
+            num_held_up += worker.num_empty
+            num_whole += worker.num_empty > 0 and not is_error
+            num_ended += is_error
+    assert num_held_up > 20 and num_whole > 10 and num_ended > 0
+
+
+def _is_one_in(draws: random.Random, count: int) -> bool:
+    return draws.randrange(count) == 0
 
 
 def test_a_form_that_ends_within_drafts_ends_the_output_there(grammars: list[CompiledGrammar]) -> None:

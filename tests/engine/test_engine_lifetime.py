@@ -95,7 +95,9 @@ def test_smaller_cache_after_a_restart_ends_what_can_not_fit() -> None:
     harness.num_blocks = 2
     harness.replace_worker()
     harness.run()
-    assert large.ends[0].reason is EndReason.ERROR and "KV cache" in large.ends[0].error
+    end = large.ends[0]
+    assert end.reason is EndReason.ERROR and not end.error
+    assert end.unfit == "spec.stop.max_tokens: prompt and max_tokens need 119 tokens of KV cache; there are 32"
     assert small.ends[0].reason is EndReason.LENGTH
 
 

@@ -237,6 +237,32 @@ def test_rows_that_settle_nothing_stay_as_they_were() -> None:
     assert reader.tokens[0] == expected_tokens(request(10, max_tokens=20), 0)
 
 
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_a_row_that_settled_nothing_has_no_drafts_in_the_next_step_to_be_planned(num_others: int) -> None:
+    """Whatever was drafted holds up two steps at most: the one in flight by then has drafts too."""
+    harness = drafting()
+    readers = [harness.add(request(10 + index, max_tokens=40)) for index in range(1 + num_others)]
+    for _ in range(2):
+        harness.step()
+    # The first row is held up once.
+    counts = iter([0])
+    harness.choose_count = lambda most: min(next(counts, most), most)
+
+    def planned() -> list[int]:
+        harness.plan()
+        return harness.engine._in_flight[-1].draft_counts
+
+    others = [3] * num_others
+    assert planned() == planned() == [3, *others]
+    harness.settle()
+    assert planned() == ([0, *others] if others else [])
+    harness.settle()
+    assert planned() == [3, *others]
+    harness.run()
+    for index, reader in enumerate(readers):
+        assert reader.tokens[0] == expected_tokens(request(10 + index, max_tokens=40), 0)
+
+
 def test_drafts_stay_within_budget_and_free_blocks_and_preempt_nobody() -> None:
     # Four rows share a budget of 16 tokens, and the last one has it alone (the worker asserts that
     # no step passes it). Eight blocks hold what four sequences need.
@@ -301,7 +327,7 @@ def test_telemetry_counts_drafts_and_knows_each_tokens_step() -> None:
     records = harness.engine.steps.reader()
     span = facts.SpanContext("ab" * 16, "cd" * 8)
     reader = harness.add(request(10, max_tokens=14, span=span, recording=Recording()))
-    counts = iter([4, 2, 0, 1, 4, 4])
+    counts = iter([4, 2, 0, 1, 4, 4, 4])
     harness.choose_count = lambda most: min(next(counts), most)
     harness.run()
     steps = step_records.decode(records.take())

@@ -17,6 +17,7 @@ from headrace_health.address import (
     is_reachable,
     joined,
     listen_address,
+    overlap,
     peer_address,
     port_of,
     tcp_address,
@@ -70,3 +71,31 @@ def test_hosts_and_ports_are_taken_as_they_are(host: str | ipaddress.IPv6Address
     assert peer_address(text) == listen_address(text) == tcp_address(text) == text
     assert host_and_port(text) == (str(host), port) and joined(str(host), port) == text
     assert is_address(text) and is_reachable(text) and port_of(text) == port
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_same"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:80", True),
+        ("127.0.0.1:80", "127.0.0.1:81", False),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+        ("0.0.0.0:80", "127.0.0.1:80", True),
+        ("0.0.0.0:80", "name:80", True),
+        ("0.0.0.0:80", "[::1]:80", False),
+        ("[::]:80", "127.0.0.1:80", True),
+        ("[::]:80", "0.0.0.0:80", True),
+        ("localhost:80", "127.0.0.1:80", True),
+        ("localhost:80", "[::1]:80", True),
+        ("LocalHost:80", "localhost:80", True),
+        ("127.0.0.1:80", "[::1]:80", False),
+        ("127.0.0.1:80", "127.0.0.2:80", False),
+        ("localhost:80", "10.0.0.1:80", False),
+        ("unix:/run/a", "unix:/run/a", True),
+        ("unix:/run/x/../a", "unix:/run/a", True),
+        ("unix:/run/a", "unix:/run/b", False),
+        ("unix:/run/a", "127.0.0.1:80", False),
+        ("nowhere", "nowhere", False),
+    ],
+)
+def test_who_listens_everywhere_listens_at_each_of_the_hosts_too(one: str, other: str, are_same: bool) -> None:
+    assert overlap(one, other) == overlap(other, one) == are_same

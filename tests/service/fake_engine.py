@@ -529,8 +529,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             asked(r.add).num_logprobs >= 0 for r in self.requests.values() for _, h, _ in r.readers if h == handle
         )
 
-    def end_with_error(self, request_id: str, message: str) -> None:
-        error = status_pb2.Status(code=code_pb2.INTERNAL, message=message)
+    def end_with_error(self, request_id: str, message: str, code: int = code_pb2.INTERNAL) -> None:
+        error = status_pb2.Status(code=code, message=message)
         self._end_all(self.requests[request_id], engine_pb2.OUTPUT_END_REASON_ERROR, error)
 
     def end_unmet(self, request_id: str, field: str, rule: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies
@@ -20,8 +22,6 @@ MODEL = {"model": "folder"}
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         monkeypatch.delenv(name)
 
@@ -176,6 +176,9 @@ def test_another_servers_words_are_taken_from_everywhere(
         (b"listen = 5", "listen: must be text or a list, not '5'"),
         (b"\xff\xfe", "is not text in UTF-8"),
         (b"model = [", "is not TOML: "),
+        (b"model = " + b"[" * 100_000, "is not TOML: lists or tables are nested too deeply"),
+        (b"port = " + b"9" * 10_000, "is not TOML: a number has too many digits"),
+        (b"#" * ((1 << 20) + 1), "has more than 1048576 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: pathlib.Path, content: bytes, says: str) -> None:
@@ -183,6 +186,14 @@ def test_what_is_wrong_with_a_file_is_said_in_its_own_words(tmp_path: pathlib.Pa
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"server.toml: {re.escape(says)}"):
         configs.load_server(MODEL, path)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "server.toml"
+    os.mkfifo(path)
+    for found in (path, pathlib.Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"^{found}: is not a regular file$"):
+            configs.load_server(MODEL, found)
 
 
 def test_unknown_key_in_the_file_names_file_and_nearest(tmp_path: pathlib.Path) -> None:
@@ -347,3 +358,42 @@ def test_a_bare_name_means_the_repositorys_model_of_whichever_kind(tmp_path: pat
     for name, found in (("mine", tmp_path / "mine"), ("other", pathlib.Path("other"))):
         config = configs.load_server({"model": name, "model_repository": str(tmp_path)}, None)
         assert (config.backend.engine.model, config.model_name) == (found, name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"listen": ("127.0.0.1:7000",), "openai_listen": ("127.0.0.1:7000",)},
+            "listen and openai_listen: 127.0.0.1:7000 is named twice; each needs an address of its own",
+        ),
+        (
+            {"listen": ("127.0.0.1:7000",), "metrics_listen": "0.0.0.0:7000"},
+            "listen and metrics_listen: 127.0.0.1:7000 and 0.0.0.0:7000 are the same; each needs an address of its own",
+        ),
+        (
+            {"openai_listen": ("unix:/run/a", "127.0.0.1:7000"), "metrics_listen": "localhost:7000"},
+            "openai_listen and metrics_listen: 127.0.0.1:7000 and localhost:7000 are the same; ",
+        ),
+        (
+            {"listen": ("127.0.0.1:7000", "unix:/run/a", "127.0.0.1:7000")},
+            "listen: 127.0.0.1:7000 is named twice; each needs an address of its own",
+        ),
+    ],
+)
+def test_two_addresses_that_are_the_same_are_refused_by_both_settings(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        configs.load_server({**MODEL, **flags}, None)
+
+
+def test_any_free_port_may_be_asked_for_twice() -> None:
+    any_port = "127.0.0.1:0"
+    configs.load_server({**MODEL, "listen": (any_port, any_port), "metrics_listen": any_port}, None)
+
+
+def test_health_checks_need_an_address_of_their_own() -> None:
+    message = "^listen and probe: unix:/run/a is named twice; each needs an address of its own"
+    with pytest.raises(ConfigError, match=message):
+        configs.load_service({"engine": ("unix:/run/e",), "listen": ("unix:/run/a",), "probe": "unix:/run/a"}, None)
+    with pytest.raises(ConfigError, match=message):
+        configs.load_backend({**MODEL, "listen": "unix:/run/a", "probe": "unix:/run/a"}, None)

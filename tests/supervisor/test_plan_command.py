@@ -16,6 +16,8 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tests.models.checkpoints import write_checkpoint
 from tests.support import mtp_models
 from tests.support.eagle_heads import head_config
 from tests.support.model_builds import weight_memory
@@ -502,6 +504,44 @@ GEMMA3_4B: dict[str, Any] = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     },
 }  # fmt: skip
+
+
+@pytest.mark.usefixtures("answered_here")
+@pytest.mark.parametrize("family", ["mistral3-part", "llama-tied"])
+@pytest.mark.parametrize("has_shards", [True, False])
+def test_an_output_layer_that_the_weights_have_is_counted_whatever_config_json_says(
+    tmp_path: pathlib.Path, family: str, has_shards: bool
+) -> None:
+    """Mistral Small 3 says nothing, which means tied, and has an output layer nevertheless."""
+    write_checkpoint(tmp_path, family)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for fields in (config, config.get("text_config", {})):
+        fields.pop("tie_word_embeddings", None)
+    if family == "llama-tied":
+        config["tie_word_embeddings"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = config.get("text_config", config)
+    head = "language_model.lm_head.weight" if "text_config" in config else "lm_head.weight"
+    stored = load_file(tmp_path / "model.safetensors")
+    stored[head] = torch.randn(text["vocab_size"], text["hidden_size"])
+    rest = {name: tensor for name, tensor in stored.items() if name not in (head, "lm_head.weight")}
+
+    def weight_bytes() -> int:
+        ended = run("--model", str(tmp_path), "--prompt-tokens", "20", "--output-tokens", "20", "--json")
+        assert ended.exit_code == 0, ended.stderr
+        return int(json.loads(ended.output)[0]["weight_bytes"])
+
+    save_file(rest, tmp_path / "model.safetensors")
+    tied = weight_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    assert weight_bytes() == tied
+    files = {"model-1.safetensors": rest, "model-2.safetensors": {head: stored[head]}}
+    places = {name: file for file, tensors in files.items() for name in tensors}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    for file, tensors in files.items() if has_shards else ():
+        save_file(tensors, tmp_path / file)
+    ratio = (weight_bytes() - tied) / (text["vocab_size"] * text["hidden_size"])
+    assert ratio in (2, 4)
 
 
 def test_the_text_part_of_a_model_that_sees_is_planned() -> None:

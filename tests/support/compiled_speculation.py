@@ -63,7 +63,7 @@ class Rows:
         finite = torch.ones(num_tokens, dtype=torch.bool)
         drawn = Drawn(torch.zeros(num_tokens, dtype=torch.int64), finite, *of_tokens[2:], ids, positions)
         state = RowState(self.last_tokens, self.next_positions)
-        accepted = accept_drafts(drawn, of_rows[0], of_rows[3], state, TOKENS_PER_ROW)
+        accepted = accept_drafts(drawn, of_rows[0], of_rows[3], state, TOKENS_PER_ROW, can_stay=True)
         append_tokens(self.history, accepted.rows, accepted.positions, accepted.tokens)
         lengths = accepted.positions + accepted.counts
         proposed = propose_ngram(self.history, accepted.rows, lengths, TOKENS_PER_ROW - 1)

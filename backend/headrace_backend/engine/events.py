@@ -129,6 +129,9 @@ class OutputEnd:
     # For ERROR: the rule that the request turned out to break while the output was generated, so
     # that it can never succeed. Its code is INVALID_ARGUMENT.
     broken: Violation | None = None
+    # For ERROR: why the request fits no more, in the words in which it would be refused. Its code
+    # is RESOURCE_EXHAUSTED.
+    unfit: str = ""
     # Of an output that was chosen from several sequences: what it was chosen by.
     score: float | None = None
 

@@ -10,7 +10,8 @@ that was preempted keeps its token, which it must not sample again.
 
 A sample may settle several tokens, or none (`StepResult.counts`). They are read one by one, as if
 steps of one token each had sampled them: a stop within them ends the output there and drops the
-rest.
+rest. One with drafts settles none where its logits were not finite, for which the drafts may be to
+blame: the sequence computes the same token again, and without drafts once that was read.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class Settlement:
             if sequence.wants_logprobs:
                 sequence.log.append_logprobs(logprobs[index])
             self._append(sequence, token, now_ns)
+        if step.forgotten and counts is not None:
+            self._end_misplanned(step, counts, now_ns)
         for (sequence, num_tokens), start in zip(step.unsure_states, starts, strict=True):
             self._scheduler.settle_state(sequence, num_tokens, start)
 
@@ -134,6 +137,16 @@ class Settlement:
         else:
             end = OutputEnd(sequence.log.output_index, EndReason.ERROR, error=_NOT_FINITE)
             self._endings.end_output(sequence, end, now_ns)
+
+    def _end_misplanned(self, step: InFlightStep, counts: list[int], now_ns: int) -> None:
+        """Ends sequences that settled less than was certain, and whose next step relies on it.
+
+        Tokens that must come are settled whatever is drawn, unless the logits are not finite.
+        """
+        for sequence, count, most in zip(step.samples, counts, _most_counts(step), strict=True):
+            is_short = count < most - step.forgotten.get(sequence, most)
+            if is_short and not sequence.ended and sequence.planned_in > step.step_id:
+                self._end_with_error(sequence, now_ns)
 
     def _advance_search(self, sequence: Sequence, search: BeamSearch, report: TokenLogprobs, now_ns: int) -> None:
         """Takes the most likely tokens behind a hypothesis; the last has the search go on."""
@@ -167,6 +180,7 @@ class Settlement:
             sequence.num_unread_drafts -= most - 1
             sequence.forget_unsettled(most - count)
             self._draft_lengths.note(sequence.acceptance, most - 1, count)
+            sequence.was_held_up |= count == 0 and most > 1
         for sequence in step.unsure:
             sequence.num_unsure_steps -= 1
         # Nothing that is found out of its masks from now on changes what it settled.

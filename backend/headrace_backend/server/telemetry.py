@@ -244,8 +244,10 @@ def _reason(end: OutputEnd) -> str:
 
 def _error_type(ends: list[OutputEnd]) -> str:
     """Whose error ended some output; the server's is the graver one."""
-    if any(end.reason is EndReason.ERROR and end.broken is None for end in ends):
+    if any(end.reason is EndReason.ERROR and end.broken is None and not end.unfit for end in ends):
         return "engine_error"
+    if any(end.unfit for end in ends):
+        return "RESOURCE_EXHAUSTED"
     return "INVALID_ARGUMENT" if any(end.broken is not None for end in ends) else ""
 
 

@@ -7,6 +7,11 @@ before them is settled, and the draw behind it as well.
 
     inputs     last  d1  d2  d3          d1 == a, d2 == b, d3 != c
     draws       a    b   c   -           settled: a b c
+
+A draw behind which drafts are computed may owe a bad number to them: masked positions count with a
+weight of zero, and zero times NaN is NaN. So a draw of an entry with drafts whose logits are not
+finite is not settled: the row stays before it, and draws there again in the next step. A row's only
+draw is settled whatever its logits are.
 """
 
 # Triton's decorator has no types, and a kernel's arguments differ here and in the compiler.
@@ -51,7 +56,7 @@ class RowState(NamedTuple):
 class Accepted(NamedTuple):
     """What each sample settled, an entry for each sample."""
 
-    # int32, from 1 on; 0: padding.
+    # int32; 0: padding, or the row stays where it was.
     counts: Tensor
     # int64 [num_samples, tokens_per_row] drawn tokens, zeros behind the sample's last draw.
     tokens: Tensor
@@ -63,13 +68,13 @@ class Accepted(NamedTuple):
 
 
 def accept_drafts_reference(
-    drawn: Drawn, first_draws: Tensor, draw_counts: Tensor, state: RowState, tokens_per_row: int
+    drawn: Drawn, first_draws: Tensor, draw_counts: Tensor, state: RowState, tokens_per_row: int, can_stay: bool
 ) -> Accepted:
     """Specification of `accept_drafts`, in plain PyTorch."""
     is_used = draw_counts > 0
     first = torch.where(is_used, first_draws, 0).long()
-    counts = is_used.int()
-    alive = is_used.clone()
+    alive = is_used & (drawn.finite[first] | (draw_counts == 1)) if can_stay else is_used.clone()
+    counts = alive.int()
     most = drawn.tokens.shape[0] - 1
     last = drawn.step_token_ids.shape[0] - 1
     tokens = drawn.tokens.new_zeros(first.shape[0], tokens_per_row)
@@ -80,12 +85,14 @@ def accept_drafts_reference(
         if index + 1 == tokens_per_row:
             break
         draft = drawn.step_token_ids[(drawn.hidden_indices[draw].long() + 1).clamp(max=last)]
-        alive &= (draw_counts > index + 1) & drawn.finite[draw] & (drawn.tokens[draw] == draft)
+        is_finite = drawn.finite[draw] & drawn.finite[(draw + 1).clamp(max=most)]
+        alive &= (draw_counts > index + 1) & is_finite & (drawn.tokens[draw] == draft)
         counts += alive
     positions = drawn.step_positions[drawn.hidden_indices[first].long()] + 1
     rows, output_positions = drawn.rows[first], drawn.output_positions[first] + counts
     places = rows[is_used].long()
     settled_last = tokens.gather(1, (counts - 1).clamp(min=0).long()[:, None])[:, 0]
+    settled_last = torch.where(counts > 0, settled_last, drawn.step_token_ids[drawn.hidden_indices[first].long()])
     state.last_tokens.index_copy_(0, places, settled_last[is_used].int())
     state.next_positions.index_copy_(0, places, (positions + counts - 1)[is_used].int())
     return Accepted(counts, tokens, positions, rows, output_positions)
@@ -116,29 +123,34 @@ def accept_drafts_kernel(
     settled_rows,
     next_outputs,
     TOKENS_PER_ROW: tl.constexpr,
+    CAN_STAY: tl.constexpr,
 ):
     """Program (sample): arguments as those of `accept_drafts`, outputs as `Accepted`."""
     sample = tl.program_id(0)
     num_draws = tl.load(draw_counts + sample)
     if num_draws > 0:
         first = tl.load(first_draws + sample)
-        count = 1
-        alive = True
-        last = tl.load(drawn_tokens + first)
-        tl.store(settled_tokens + sample * TOKENS_PER_ROW, last)
+        first_place = tl.load(hidden_indices + first)
+        token = tl.load(drawn_tokens + first)
+        tl.store(settled_tokens + sample * TOKENS_PER_ROW, token)
+        is_finite = tl.load(finite + first) != 0
+        alive = is_finite | (num_draws == 1) if CAN_STAY else True
+        count = tl.where(alive, 1, 0)
+        last = tl.where(alive, token, tl.load(step_token_ids + first_place))
         for index in tl.static_range(1, TOKENS_PER_ROW):
             is_drawn = index < num_draws
             before = first + index - 1
             draft_place = tl.load(hidden_indices + before, mask=is_drawn, other=0) + 1
             draft = tl.load(step_token_ids + draft_place, mask=is_drawn, other=-1)
-            is_finite = tl.load(finite + before, mask=is_drawn, other=0) != 0
             alive = alive & is_drawn & is_finite & (tl.load(drawn_tokens + before, mask=is_drawn, other=0) == draft)
+            is_finite = tl.load(finite + before + 1, mask=is_drawn, other=0) != 0
+            alive = alive & is_finite
             token = tl.load(drawn_tokens + first + index, mask=is_drawn, other=0)
             tl.store(settled_tokens + sample * TOKENS_PER_ROW + index, token)
             count = tl.where(alive, index + 1, count)
             last = tl.where(alive, token, last)
         row = tl.load(rows + first)
-        position = tl.load(step_positions + tl.load(hidden_indices + first)) + 1
+        position = tl.load(step_positions + first_place) + 1
         tl.store(last_tokens + row, last.to(tl.int32))
         tl.store(next_positions + row, (position + count - 1).to(tl.int32))
         tl.store(counts + sample, count)
@@ -150,12 +162,12 @@ def accept_drafts_kernel(
 
 
 def accept_drafts(
-    drawn: Drawn, first_draws: Tensor, draw_counts: Tensor, state: RowState, tokens_per_row: int
+    drawn: Drawn, first_draws: Tensor, draw_counts: Tensor, state: RowState, tokens_per_row: int, can_stay: bool
 ) -> Accepted:
     """Settles what rows drew as far as their drafts were right, and notes where the rows stand.
 
     The longest run of a row's drafts that equal the draws before them is settled, and the draw
-    behind it; a draw from logits that are not finite is the last of its row.
+    behind it. Of several draws one from logits that are not finite is not settled, nor any behind.
 
     Args:
         drawn: The draws; those of a sample are consecutive, and so are their hidden states. What
@@ -165,9 +177,11 @@ def accept_drafts(
             the count are arbitrary.
         state: Changed in place for the rows of all samples.
         tokens_per_row: Most draws of a sample.
+        can_stay: Whether a row may settle nothing, and compute its last token once more. False: its
+            first draw is settled even if its logits are not finite.
     """
     if not uses_triton(drawn.tokens):
-        return accept_drafts_reference(drawn, first_draws, draw_counts, state, tokens_per_row)
+        return accept_drafts_reference(drawn, first_draws, draw_counts, state, tokens_per_row, can_stay)
     num_samples, device = first_draws.shape[0], drawn.tokens.device
     counts, rows, output_positions = torch.empty(3, num_samples, dtype=torch.int32, device=device)
     tokens = torch.empty(num_samples, tokens_per_row, dtype=torch.int64, device=device)
@@ -175,5 +189,5 @@ def accept_drafts(
     accepted = Accepted(counts, tokens, positions, rows, output_positions)
     if num_samples:
         columns = (*drawn, first_draws, draw_counts, *state)
-        accept_drafts_kernel[(num_samples,)](*columns, *accepted, tokens_per_row, num_warps=1)
+        accept_drafts_kernel[(num_samples,)](*columns, *accepted, tokens_per_row, can_stay, num_warps=1)
     return accepted

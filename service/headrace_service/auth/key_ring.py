@@ -68,8 +68,9 @@ class KeyRing:
         try:
             data = credential_files.read(self._path, private=False)
             fingerprint = credential_files.fingerprint(data)
-            if fingerprint == self._loaded:
+            if fingerprint == self._loaded and not self._complained_of:
                 return
+            # What is in force already is taken anew, once, where the log says that it was not.
             table = _parsed(self._path, data)
         except CredentialError as error:
             self._complain(str(error))

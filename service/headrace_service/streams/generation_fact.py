@@ -25,6 +25,7 @@ _ERROR = "error"
 # Of an output that ended with an error which is the request's.
 _INVALID = "invalid"
 _INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
+_RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _PARTS = (
     "queued",
     "prefill",
@@ -95,11 +96,17 @@ def _is_invalid(end: engine_pb2.OutputEnd) -> bool:
 def _error_type(stream: GenerationStream, trace: GenerationTrace) -> str:
     failed = [end for end in stream.ends.values() if end.reason == engine_pb2.OUTPUT_END_REASON_ERROR]
     if failed:
-        return _INVALID_ARGUMENT.name if all(map(_is_invalid, failed)) else "engine_error"
+        return _graver_error_type({end.error.code for end in failed})
     failure = stream.failure or trace.failure
     if failure is not None:
         return failure.code.name
     return "DEADLINE_EXCEEDED" if stream.hit_deadline and stream.deadline_is_status else ""
+
+
+def _graver_error_type(codes: set[int]) -> str:
+    """Whose error outputs of these codes ended by; the server's is the graver one."""
+    callers = {code.value[0]: code.name for code in (_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED)}
+    return callers[max(codes)] if codes <= callers.keys() else "engine_error"
 
 
 def _first_chunk_ns(stream: GenerationStream) -> int:

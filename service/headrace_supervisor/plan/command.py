@@ -29,6 +29,7 @@ from headrace_model_folder import Eagle3Head, InvalidModelFolder, ModelConfig
 from headrace_model_folder.bounded_files import parse_json_object
 from headrace_model_folder.config import parse_config
 from headrace_model_folder.families.eagle3 import is_eagle3, parse_eagle3
+from headrace_model_folder.folder import has_own_output_layer
 from headrace_supervisor.options import ServerCommand, files, model_argument, typed_model
 from headrace_supervisor.plan.capacity import GPUS, PRODUCTS, Demand, Gpu, Prediction, RankSizes, predict
 from headrace_supervisor.plan.engine_table import ANY, MOST_REPLICAS, print_engines
@@ -99,7 +100,7 @@ class _Lengths(NamedTuple):
     "--model",
     shell_complete=files,
     metavar="MODEL",
-    help="model folder, or ORG/NAME of a hub; of it only config.json is read, or fetched",
+    help="model folder, or ORG/NAME of a hub, of which config.json alone is fetched",
 )
 @click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="kind of GPU")
 @click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
@@ -290,12 +291,15 @@ def _model_config(shape: str | None, model: str | None) -> dict[str, Any]:
 
 
 def _read_config(model: str, parse: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """A model's or head's config.json, if `parse` takes it."""
+    """A model's or head's config.json, if `parse` takes it, untied if weights beside it are."""
     config: dict[str, Any]
     try:
-        with (resolve(model, Need.CONFIG).path / "config.json").open("rb") as file:
+        folder = resolve(model, Need.CONFIG).path
+        with (folder / "config.json").open("rb") as file:
             config = parse_json_object(file.read(_MOST_CONFIG_BYTES), "config.json")
-        parse(config)
+        parsed = parse(config)
+        if isinstance(parsed, ModelConfig) and has_own_output_layer(folder, parsed):
+            config["tie_word_embeddings"] = False
     except HubRefused as error:
         _refuse(str(error))
     except OSError as error:

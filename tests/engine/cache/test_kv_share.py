@@ -135,7 +135,7 @@ def test_smaller_share_ends_what_cannot_fit_any_more_and_lets_the_rest_go_on() -
     last = greedy(10, 40, TenantLimits(kv_cache_share=0.25))
     reader = harness.add(last)
     harness.run()
-    assert ended.ends[0].reason is EndReason.ERROR and "kv_cache_share" in ended.ends[0].error
+    assert ended.ends[0].reason is EndReason.ERROR and "kv_cache_share" in ended.ends[0].unfit
     assert whole(small, kept) and whole(last, reader)
 
 

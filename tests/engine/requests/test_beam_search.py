@@ -11,8 +11,8 @@ import transformers
 
 from headrace_backend.engine.events import EndReason, OutputEnd
 from headrace_backend.engine.requests.beam_search import BeamSearch, Finish
-from headrace_backend.engine.requests.selection import Chosen
-from headrace_backend.engine.requests.token_log import TokenLogprobs
+from headrace_backend.engine.requests.selection import Chosen, publish
+from headrace_backend.engine.requests.token_log import OutputLog, TokenLogprobs
 from headrace_request.beam_search import BeamSearch as BeamOptions
 from headrace_request.beam_search import EarlyStopping
 
@@ -120,3 +120,17 @@ def test_fewer_continuations_than_beams_are_as_many_beams() -> None:
     assert widths == [1, 2, 4]
     outputs = [output.tokens.tolist() for output in search.choose(OutputEnd(0, EndReason.ERROR))]
     assert len(outputs) == 4 and outputs[0] == [1, 1, 1]
+
+
+def test_outputs_that_no_search_found_end_by_the_rule_that_n_breaks() -> None:
+    """A vocabulary of two tokens has two outputs of one token."""
+    search = BeamSearch(BeamOptions(4), 3, Finish(frozenset(), 0, 1, ()))
+    search.advance({0: TokenLogprobs(0.0, 1, [1, 2], [-0.5, -1.0])})
+    assert search.is_over
+    logs = [OutputLog(index, with_logprobs=False) for index in range(3)]
+    publish(logs, search.choose(OutputEnd(0, EndReason.STOP)))
+    assert [log.tokens.tolist() for log in logs] == [[1], [2], []]
+    assert [log.end.reason for log in logs if log.end] == [EndReason.LENGTH, EndReason.LENGTH, EndReason.ERROR]
+    end = logs[2].end
+    assert end is not None and not end.error and end.broken is not None
+    assert end.broken.field == "spec.n" and end.broken.description.startswith("must be at most 2: ")

@@ -60,7 +60,8 @@ def check_outputs(spec: EngineRequest, reader: Reader) -> None:
             one.end.reason, one.end.stop_token_id, one.end.stop_string_index, one.end.trim_bytes, one.end.score
         )  # fmt: skip
     for index in range(len(expected), spec.asked.n):
-        assert reader.ends[index].reason is EndReason.ERROR
+        end = reader.ends[index]
+        assert end.reason is EndReason.ERROR and end.broken is not None and end.broken.field == "spec.n"
 
 
 @pytest.mark.parametrize("prompt", [1, 15, 16, 17, 40])

@@ -6,6 +6,7 @@ if they are not finite.
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import hypothesis
@@ -16,6 +17,7 @@ from tests.engine.fake_worker import expected_tokens
 from tests.engine.harness import Harness, Reader, request
 from tests.support.examples import examples
 
+from headrace_backend.config import EngineConfig
 from headrace_backend.engine.events import EndReason
 from headrace_backend.engine.request import AbortCause, EngineRequest
 from headrace_backend.engine.scheduling import plan_builder, prefix_followers
@@ -364,3 +366,9 @@ def test_tokens_do_not_depend_on_sharing_and_poison_stays_with_its_request(
                 assert reader.tokens[index] == expected_tokens(spec, index)
             else:
                 assert end.reason is EndReason.ERROR and reader in failed
+
+
+def test_no_block_has_more_tokens_than_must_be_shared() -> None:
+    """Within as many tokens a block has to end, by which a prompt is found to be overtaken."""
+    sizes = typing.get_args(EngineConfig.model_fields["block_size"].annotation)
+    assert 1 <= min(sizes) and max(sizes) <= prefix_followers.LEAST_SHARED_TOKENS

@@ -192,6 +192,20 @@ def test_an_invalid_file_is_logged_once_and_the_keys_in_force_stay(
         KeyRing(path)
 
 
+def test_a_file_that_is_right_again_is_logged_as_such_and_its_next_fault_too(
+    ring: KeyRing, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "keys.json"
+    content = path.read_bytes()
+    with structlog.testing.capture_logs() as lines:
+        for written in (b"{", content, content, b"{", content):
+            replace(path, written)
+            ring.reload()
+    events = ["keys.not_reloaded", "keys.reloaded"]
+    assert [line["event"] for line in lines] == events * 2
+    assert caller_of(ring, KEYS[0]) == "a"
+
+
 def test_a_file_of_another_user_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_keys(tmp_path / "keys.json")
     owner = path.stat().st_uid

@@ -230,6 +230,17 @@ def test_files_that_are_invalid_are_logged_once_and_the_certificate_in_force_sta
     assert tls.expires > expires
 
 
+def test_files_that_are_valid_again_are_logged_as_such(files: CertificateFolder) -> None:
+    settings = files.settings()
+    tls = ServerTls(TlsFiles(settings["tls_cert"], settings["tls_key"], None), LOG)
+    content = files.certificate.read_bytes()
+    with structlog.testing.capture_logs() as lines:
+        for written in (b"", content, content, b"", content):
+            replace(files.certificate, written)
+            tls.reload()
+    assert [line["event"] for line in lines] == ["tls.not_reloaded", "tls.reloaded"] * 2
+
+
 async def test_what_openssl_made_is_served_as_well(
     model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

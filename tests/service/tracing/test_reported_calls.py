@@ -336,15 +336,18 @@ async def test_beyond_the_bound_readers_who_leave_are_given_up_at_once(
     await traced.running.until(lambda: traced.engine.detached)
 
 
-async def test_a_failed_output_is_an_engine_error(traced: TracedService) -> None:
+@pytest.mark.parametrize(("code", "name"), [(13, "engine_error"), (8, "RESOURCE_EXHAUSTED")])
+async def test_a_failed_output_is_an_engine_error_unless_it_fits_no_more(
+    traced: TracedService, code: int, name: str
+) -> None:
     traced.engine.running.clear()
     call = generate(traced)
     await call.read()
     (request_id,) = traced.engine.requests
-    traced.engine.end_with_error(request_id, "secret innards")
+    traced.engine.end_with_error(request_id, "secret innards", code)
     await events_of(call)
     (generation,) = await traced.telemetry.until(Generation)
-    assert generation.finish_reasons == ["error"] and generation.error_type == "engine_error"
+    assert generation.finish_reasons == ["error"] and generation.error_type == name
     assert "innards" not in repr(generation)
 
 

@@ -32,6 +32,8 @@ class Job:
     logprobs: list[tuple[float, int, list[int], list[float]]] = dataclasses.field(default_factory=list)
     # Tokens that are planned to be settled at most.
     num_planned: int = 0
+    # Its last step that was read had drafts and settled nothing: the next one has none.
+    is_held_up: bool = False
 
     def admission(self) -> RowAdmission:
         return admission(self.row, **self.parameters)
@@ -120,7 +122,7 @@ def _next_plan(jobs: list[Job], num_drafts: Callable[[], int]) -> tuple[StepPlan
     for job in jobs:
         bound = len(job.prompt) + job.num_planned - 1
         # As an engine: no further than the answer may be long, nor than there is room.
-        drafts = min(num_drafts(), job.count - job.num_planned - 1, 8 * BLOCK_SIZE - bound - 1)
+        drafts = min(num_drafts() * (not job.is_held_up), job.count - job.num_planned - 1, 8 * BLOCK_SIZE - bound - 1)
         entries.append(Entry(job.row, bound, None, (job.row,), job.num_planned, num_drafts=max(drafts, 0)))
         most.append(1 + entries[-1].num_drafts)
         job.num_planned += most[-1]
@@ -130,7 +132,8 @@ def _next_plan(jobs: list[Job], num_drafts: Callable[[], int]) -> tuple[StepPlan
 def _read(jobs: list[Job], most: list[int], result: StepResult, on_result: Callable[[StepResult], None]) -> None:
     counts = result.counts.tolist() or [1] * len(jobs)
     assert len(result.tokens) == len(result.ok) == sum(counts)
-    assert all(1 <= count <= limit for count, limit in zip(counts, most, strict=True))
+    # Only what drafts may be to blame for settles nothing.
+    assert all((limit == 1) <= count <= limit for count, limit in zip(counts, most, strict=True))
     top_first, reported = 0, {}
     for index, place in enumerate(result.logprob_indices.tolist()):
         num_top = int(result.logprob_counts[index])
@@ -145,6 +148,7 @@ def _read(jobs: list[Job], most: list[int], result: StepResult, on_result: Calla
     first = 0
     for job, count, limit in zip(jobs, counts, most, strict=True):
         job.num_planned -= limit - count
+        job.is_held_up = count == 0
         for place in range(first, first + count):
             # What was planned behind an output's end is dropped.
             if not job.is_done:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from tests.worker.speculation.drafted_rows import GuessingDrafter, Job, plain_an
 
 from headrace_backend.models.causal_lm import CausalLM
 from headrace_backend.step.plan import StepResult
-from headrace_backend.worker.speculation.drafter import Drafter
+from headrace_backend.worker.speculation.drafter import Drafter, SettledTokens
 from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
 from headrace_backend.worker.speculation.speculation import RowDrafts, Speculation
 from headrace_backend.worker.step.cpu_runner import CpuRunner
@@ -160,12 +162,24 @@ def test_a_failure_of_one_of_several_ranks_is_raised(llama: CausalLM) -> None:
         run(broken, [job(0, 3)])
 
 
-def test_bad_numbers_end_their_own_row_only(llama: CausalLM) -> None:
-    """A token whose keys and values are NaN.
+@contextlib.contextmanager
+def token_of_nan(llama: CausalLM, token: int) -> Iterator[None]:
+    """Keys and values of a token are NaN, and so are logits behind it."""
+    embedding = llama.model.embed_tokens
+    assert embedding is not None and isinstance(embedding.weight, torch.Tensor)
+    weight = embedding.weight
+    before = weight[token].clone()
+    with torch.inference_mode():
+        weight[token] = torch.nan
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            weight[token] = before
 
-    Its row settles right tokens, and one that is drawn from what is not finite is its last: at the
-    latest that behind the token, at the earliest the first of the step that computes it as a draft.
-    """
+
+def test_bad_numbers_end_their_own_row_only(llama: CausalLM) -> None:
+    """A row whose own token the model can't compute ends behind it, and settles all before."""
     jobs = [job(0, 20), job(1, 20)]
     expected = plain_answers(lambda: runner(llama), jobs)
     answers = {each.row: each.tokens for each in expected}
@@ -173,17 +187,29 @@ def test_bad_numbers_end_their_own_row_only(llama: CausalLM) -> None:
     bad = next(token for token in expected[0].tokens[7:] if token not in expected[0].tokens[:7])
     place = expected[0].tokens.index(bad)
     assert bad not in expected[1].tokens and bad not in PROMPTS[0] + PROMPTS[1]
-    weight = llama.model.embed_tokens.weight
-    before = weight[bad].clone()
-    with torch.inference_mode():
-        weight[bad] = torch.nan
-    try:
+    with token_of_nan(llama, bad):
         found = run(drafting, jobs, lambda: TOKENS_PER_ROW - 1)
-    finally:
-        with torch.inference_mode():
-            weight[bad] = before
-    *tokens, last = found[0].tokens
-    assert tokens == expected[0].tokens[: len(tokens)] and last == 0
-    assert place + 1 - TOKENS_PER_ROW < len(tokens) <= place + 1
-    assert found[0].ok == [1] * len(tokens) + [0]
+    assert found[0].tokens == [*expected[0].tokens[: place + 1], 0]
+    assert found[0].ok == [1] * (place + 1) + [0]
     assert (found[1].tokens, found[1].ok) == (expected[1].tokens, expected[1].ok)
+
+
+@pytest.mark.parametrize("option", ["greedy", "drawn_penalties", "bad_words", "logprobs"])
+@pytest.mark.parametrize("place", range(TOKENS_PER_ROW - 1))
+def test_a_draft_that_the_model_cannot_compute_ends_nobody(llama: CausalLM, option: str, place: int) -> None:
+    """Each step proposes it, at one place among drafts that are right."""
+    jobs = [job(0, 12, **OPTIONS[option]), job(1, 12)]
+    expected = plain_answers(lambda: runner(llama), jobs)
+    used = {token for each in expected for token in each.tokens + each.prompt}
+    bad = next(token for token in range(97) if token not in used)
+
+    class Drafter(GuessingDrafter):
+        def propose(self, settled: SettledTokens) -> torch.Tensor:
+            drafts = super().propose(settled)
+            drafts[settled.rows == 0, place] = bad
+            return drafts
+
+    drafting = runner(llama, Drafter(TOKENS_PER_ROW - 1, {each.row: each.tokens for each in expected}, 1.0))
+    with token_of_nan(llama, bad):
+        found = run(drafting, jobs, lambda: TOKENS_PER_ROW - 1)
+    assert_same(found, expected)

@@ -195,7 +195,7 @@ def test_settled_tokens_have_the_targets_distribution(drafter: str, option: str,
         inputs = torch.stack((torch.zeros_like(drafts), drafts), dim=1).flatten()
         drawn = Drawn(tokens, finite, torch.arange(2 * BATCH, dtype=torch.int32), twice, places, inputs, places.long())
         state = RowState(*torch.zeros(2, BATCH, dtype=torch.int32))
-        accepted = accept_drafts(drawn, 2 * rows, torch.full_like(rows, 2), state, 2)
+        accepted = accept_drafts(drawn, 2 * rows, torch.full_like(rows, 2), state, 2, can_stay=True)
         first, second = accepted.tokens.unbind(1)
         missing = (accepted.counts == 1).nonzero()[:, 0]
         num_accepted += BATCH - len(missing)

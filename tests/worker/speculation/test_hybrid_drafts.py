@@ -23,6 +23,8 @@ from tests.worker.step.test_cache_groups import Made, Schedule, check_schedule, 
 
 from headrace_backend.engine.scheduling import checkpoint_places
 from headrace_backend.worker.speculation.drafted_rows import DraftedRows
+from headrace_backend.worker.speculation.drafter import SettledTokens
+from headrace_backend.worker.speculation.ngram_drafter import NgramDrafter
 from headrace_backend.worker.step.cpu_draft_model import CpuDraftModel
 
 NUM_DRAFTS = 4
@@ -112,6 +114,33 @@ def test_sampled_answers_are_those_without_drafts(made: Made, options: dict[str,
     asked = [request(prompt_of(21, seed) * 2, 24, **options) for seed in range(2)]
     again = [request(prompt_of(21, seed) * 2, 24, **options) for seed in range(2)]
     assert made.engine(max_num_seqs=8, **drafting("ngram")).outputs(asked) == made.engine(max_num_seqs=8).outputs(again)
+
+
+def test_a_draft_that_the_model_cannot_compute_ends_no_row_of_a_model_without_states(
+    made: Made, other: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States have taken in the token before the drafts, so rows that have some can't stay there."""
+    prompt = prompt_of(20)
+    expected = other.expected(tuple(prompt), 12)
+    embedding = other.ours.model.embed_tokens
+    assert embedding is not None and isinstance(embedding.weight, torch.Tensor)
+    bad = next(token for token in range(len(embedding.weight)) if token not in prompt + expected)
+
+    def propose(drafter: NgramDrafter, settled: SettledTokens) -> torch.Tensor:
+        return torch.full((len(settled.rows), drafter.num_drafts), bad, dtype=torch.int32)
+
+    monkeypatch.setattr(NgramDrafter, "propose", propose)
+    before = embedding.weight[bad].clone()
+    with torch.inference_mode():
+        embedding.weight[bad] = torch.nan
+    try:
+        assert other.engine(**drafting("ngram")).outputs([greedy(prompt, 12)]) == [[expected]]
+    finally:
+        with torch.inference_mode():
+            embedding.weight[bad] = before
+    for model, can_stay in ((made, False), (other, True)):
+        speculation = model.engine(**drafting("ngram")).worker.runner.speculation
+        assert speculation is not None and speculation.rows.can_stay is can_stay
 
 
 @pytest.mark.usefixtures("often")

@@ -73,11 +73,12 @@ class Endings:
                 publish(request.logs, request.selection.choose(end))
             self._end_request(request, now_ns)
 
-    def end_all(self, request: LiveRequest, reason: EndReason, now_ns: int, error: str = "") -> None:
+    def end_all(self, request: LiveRequest, reason: EndReason, now_ns: int, error: str = "", unfit: str = "") -> None:
         """Ends all outputs that have not ended."""
         for sequence in list(request.sequences):
             if not sequence.ended:
-                self.end_output(sequence, OutputEnd(sequence.log.output_index, reason, error=error), now_ns)
+                end = OutputEnd(sequence.log.output_index, reason, error=error, unfit=unfit)
+                self.end_output(sequence, end, now_ns)
 
     def enter_ended(self, request: LiveRequest, now_ns: int) -> None:
         """Enters a request that ended at an engine which was lost: its log, for who reads it.
@@ -109,7 +110,7 @@ class Endings:
         for request in self.table.active():
             reason = self.admission.check_fits(request.spec) or self.quotas.check_fits(request.account, request.spec)
             if reason is not None:
-                self.end_all(request, EndReason.ERROR, now_ns, error=reason)
+                self.end_all(request, EndReason.ERROR, now_ns, unfit=reason)
 
     def _end_request(self, request: LiveRequest, now_ns: int) -> None:
         ledger = request.ledger

@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 from headrace_backend.engine.events import EndReason, LogprobColumns, OutputEnd
 from headrace_backend.engine.requests.token_log import OutputLog
+from headrace_request.rule_kinds import Violation
 
 _OTHER_OUTPUT = "the engine that took the request over came to another output than the one that was lost"
-_NO_OUTPUT = "the search came to fewer outputs than were asked for: no other tokens can be chosen"
 
 
 class Chosen(NamedTuple):
@@ -79,13 +79,15 @@ def publish(logs: AbstractSequence[OutputLog], chosen: AbstractSequence[Chosen])
     """Fills the logs that readers see with the outputs that were chosen, and ends them.
 
     An earlier attempt whose engine was lost while it sent them may have emitted some: these are not
-    sent again, and an output that goes on otherwise ends with an error.
+    sent again, and an output that goes on otherwise ends with an error. Outputs that a search did
+    not find, as there are no other tokens that can be chosen, end by the rule that n breaks.
     """
     for index, log in enumerate(logs):
         if log.end is not None:
             continue
         if index >= len(chosen):
-            log.finish(OutputEnd(index, EndReason.ERROR, error=_NO_OUTPUT))
+            rule = f"must be at most {len(chosen)}: the search came to no other outputs that can be generated"
+            log.finish(OutputEnd(index, EndReason.ERROR, broken=Violation("spec.n", rule)))
             continue
         output, emitted = chosen[index], log.tokens
         if output.tokens[: len(emitted)] != emitted:

@@ -90,6 +90,7 @@ class Sequence:
         "tokens",
         "urgency",
         "wants_logprobs",
+        "was_held_up",
         "watch",
     )
 
@@ -147,6 +148,9 @@ class Sequence:
         self.num_forgotten = 0
         # Drafts in steps in flight: the scheduled counters may be too large by as much.
         self.num_unread_drafts = 0
+        # A step of it that was read had drafts and settled nothing: the next one to be planned has
+        # none, so that whatever they were can't hold it up.
+        self.was_held_up = False
         # Of one with a grammar: steps in flight of which nobody knows how many drafts they settle.
         self.num_unsure_steps = 0
         # What the waiting queue counts it for while it is there.
@@ -232,13 +236,16 @@ class Sequence:
         """Tokens that planned steps sample at most and that were not read yet."""
         return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
 
-    @property
-    def draft_limit(self) -> int:
-        """Most drafts that the step being planned may verify.
+    def take_draft_limit(self) -> int:
+        """Most drafts that the step being planned may verify; it is asked for once.
 
-        None where tokens must come that are not computed as such only because it is not known how
-        many of them are drafted: then it is known once that was read.
+        None once behind a step that had some and settled nothing, and none where tokens must come
+        that are not computed as such only because it is not known how many of them are drafted:
+        then it is known once that was read.
         """
+        if self.was_held_up:
+            self.was_held_up = False
+            return 0
         if self.num_unsure_steps and self.num_given > len(self.tokens) + 1:
             return 0
         return min(self.max_drafts, self.max_tokens_total - self.num_tokens)

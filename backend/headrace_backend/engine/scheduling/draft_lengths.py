@@ -129,8 +129,12 @@ class DraftLengths:
         return self._most > 0
 
     def note(self, row: Acceptance, num_drafts: int, num_settled: int) -> None:
-        """Notes that a step settled `num_settled` tokens of a row that had so many drafts."""
-        if num_drafts and num_settled:
+        """Notes that a step settled `num_settled` tokens of a row that had so many drafts.
+
+        One that settled none had drafts that were of no use, like one whose drafts were all wrong.
+        """
+        if num_drafts:
+            num_settled = max(num_settled, 1)
             if num_settled > 1:
                 self._purse_us += row.staked_us
             row.staked_us = 0.0

@@ -45,7 +45,8 @@ from headrace_backend.engine.scheduling.waiting_queue import MAX_COUNTED_TOKENS,
 
 # Fewer shared tokens are computed anew. Reckoned, not measured: an 8B model computes 128 tokens in
 # about 1.5 ms of an H200 beside other work, and the step that would be waited for takes 5 to 15 ms;
-# but of a wave of requests every one would compute them.
+# but of a wave of requests every one would compute them. No block may have more: within so many
+# tokens one has to end (`is_overtaken`).
 LEAST_SHARED_TOKENS = 128
 
 

@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Iterator
 
+import grpc
 import numpy as np
 from google.protobuf import message, unknown_fields
 from google.rpc import error_details_pb2, status_pb2
@@ -34,6 +35,7 @@ from headrace_request import limits
 from headrace_request.request import Request
 
 _REQUEST_ID = re.compile(limits.REQUEST_ID_PATTERN)
+_RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 # Services make it themselves, so there is only one version.
 _TRACEPARENT = re.compile(r"00-(?P<trace_id>[0-9a-f]{32})-(?P<span_id>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})")
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
@@ -227,14 +229,16 @@ def _end(end: engine_pb2.OutputEnd, index: int, checks: _Checks) -> OutputEnd:
     ):
         return OutputEnd(index, EndReason.ERROR)
     broken = _broken(end.error)
+    is_unfit = end.error.code == _RESOURCE_EXHAUSTED
     return OutputEnd(
         index,
         EndReason(end.reason),
         stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
         stop_string_index=end.stop_string_index if end.HasField("stop_string_index") else None,
         trim_bytes=end.trim_bytes,
-        error=end.error.message if broken is None else "",
+        error=end.error.message if broken is None and not is_unfit else "",
         broken=broken,
+        unfit=end.error.message if is_unfit else "",
         score=end.score if end.HasField("score") else None,
     )
 

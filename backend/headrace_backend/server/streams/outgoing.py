@@ -228,10 +228,12 @@ def write_end(end: OutputEnd) -> engine_pb2.OutputEnd:
 def _error(end: OutputEnd) -> status_pb2.Status | None:
     """What went wrong with an output; None: nothing.
 
-    Its request can't be met, or the engine failed.
+    Its request can't be met, or no more, or the engine failed.
     """
     if end.broken is not None:
         return refusal_status(RequestRefused.invalid([end.broken]))
+    if end.unfit:
+        return make_status(grpc.StatusCode.RESOURCE_EXHAUSTED, end.unfit)
     return make_status(grpc.StatusCode.INTERNAL, end.error) if end.error else None
 
 

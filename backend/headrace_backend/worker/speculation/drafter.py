@@ -54,7 +54,7 @@ class SettledTokens:
     # int64 [num_samples, tokens_per_row] settled tokens of each row; behind `counts` of them stands
     # any valid id. The last settled one is the row's last token, and is not computed yet.
     tokens: torch.Tensor
-    # int32 [num_samples] from 1 to tokens_per_row.
+    # int32 [num_samples] up to tokens_per_row; 0: the row has the last token that it had.
     counts: torch.Tensor
     # int32 [num_samples] positions, within their outputs, of the tokens that the next step draws
     # first: with the row's seed and output they key the noise of the draw.

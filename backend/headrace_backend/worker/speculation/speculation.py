@@ -43,9 +43,11 @@ from headrace_kernels.speculation.draft_inputs import store_drafts
 class RowDrafts:
     """What rows leave on the device for the next step. The last row is scratch, for padding."""
 
-    def __init__(self, num_rows: int, tokens_per_row: int, device: torch.device) -> None:
-        """Allocates for `num_rows` rows and one more."""
+    def __init__(self, num_rows: int, tokens_per_row: int, device: torch.device, has_states: bool = False) -> None:
+        """Allocates for `num_rows` rows and one more; `has_states`: of recurrent layers."""
         self.tokens_per_row = tokens_per_row
+        # Whether a row may compute its last token once more: recurrent layers can't take that back.
+        self.can_stay = not has_states
         # int32 [num_rows + 1] last tokens and their positions.
         self.last_tokens, self.next_positions = torch.zeros(2, num_rows + 1, dtype=torch.int32, device=device)
         # int32 [num_rows + 1, tokens_per_row - 1] what is drafted behind the last tokens.

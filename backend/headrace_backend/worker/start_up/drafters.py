@@ -60,7 +60,7 @@ def cpu_speculation(
     """
     if sizes.speculate == "off":
         return None
-    rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, torch.device("cpu"))
+    rows = _rows(model, sizes, torch.device("cpu"))
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
     return _joined(CpuDraftModel(draft, sampler, rows, tables, model.shard.collectives), rows, model)
@@ -72,7 +72,7 @@ def gpu_speculation(
     """Who drafts on a GPU; None: nobody. Arguments as of `cpu_speculation`."""
     if sizes.speculate == "off":
         return None
-    rows = RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, tables.block_tables.device)
+    rows = _rows(model, sizes, tables.block_tables.device)
     if draft is None:
         return _joined(lookup_drafter(sizes, rows), rows, model)
     attention = AttentionSizes.of(draft.num_heads, draft.kv_caches[0], draft.dtype)
@@ -91,6 +91,10 @@ def lookup_drafter(sizes: WorkerSizes, rows: RowDrafts) -> Drafter:
     assert sizes.speculate in ("ngram", "suffix"), "a drafting model is loaded"
     kind = SuffixDrafter if sizes.speculate == "suffix" else NgramDrafter
     return kind(rows.tokens_per_row - 1, sizes.max_num_seqs, sizes.max_model_len, rows.drafts.device)
+
+
+def _rows(model: CausalLM, sizes: WorkerSizes, device: torch.device) -> RowDrafts:
+    return RowDrafts(sizes.max_num_seqs, sizes.tokens_per_row, device, has_states=any(model.state_elements()))
 
 
 def _joined(drafter: Drafter | HeadDrafter, rows: RowDrafts, model: CausalLM) -> Speculation:

@@ -281,7 +281,8 @@ class CpuRunner:
         hidden_indices, rows, positions = (torch.from_numpy(column.copy()) for column in columns)
         drawn = Drawn(tokens, finite, hidden_indices, rows, positions, inputs.token_ids, inputs.positions)
         firsts, counts = torch.from_numpy(draws.firsts), torch.from_numpy(draws.counts)
-        return accept_drafts(drawn, firsts, counts, speculation.rows.state, speculation.tokens_per_row)
+        own = speculation.rows
+        return accept_drafts(drawn, firsts, counts, own.state, own.tokens_per_row, own.can_stay)
 
     def remember(self, rows: Int32Column, tokens: torch.Tensor) -> None:
         """Implements `Runner.remember`."""

@@ -454,7 +454,8 @@ class GpuRunner:
         where = (columns.sample_tokens[:num_samples], rows, positions)
         drawn = Drawn(tokens, finite, *where, *self._buffers.tokens(shape))
         samples = (columns.first_draws[:num_samples], columns.draw_counts[:num_samples])
-        accepted = accept_drafts(drawn, *samples, self.speculation.rows.state, self._sizes.tokens_per_row)
+        own = self.speculation.rows
+        accepted = accept_drafts(drawn, *samples, own.state, self._sizes.tokens_per_row, own.can_stay)
         return tokens, finite, accepted
 
     def _draw_share(self, dealt: DealtDraws, num_samples: int) -> torch.Tensor:

@@ -148,7 +148,7 @@ class Decodes:
         num_free = self._max_tokens - len(rows) - num_forced
         wanted = lengths.choose(
             [sequence.acceptance for sequence in rows],
-            [sequence.draft_limit for sequence in rows],
+            [sequence.take_draft_limit() for sequence in rows],
             builder.load,
             num_free // 2 if others_wait else num_free,
             [sequence.grammar is not None for sequence in rows] if builder.load.num_masked_draws else (),
