@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import re
 import sys
 from typing import Any
 
+from benchmarks.placed_text import placed
 from benchmarks.plots import DOTS_PER_INCH, ladder
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PICTURE = "docs/images/h200-ladder.png"
-_PLACE = re.compile(r"(<!-- figures: ladder -->\n).*?(<!-- /figures -->)", re.DOTALL)
 _MEANINGS = {
     "recompute": "plain PyTorch, every token computes its whole context again, one request at a time",
     "kv_cache": "a KV cache, one request at a time",
@@ -100,18 +99,6 @@ def _wrapped(text: str) -> str:
     return "\n".join(lines)
 
 
-def placed(page: str, text: str) -> str:
-    """The page with this text in the ladder's place.
-
-    Raises:
-        ValueError: The page has no such place.
-    """
-    found, count = _PLACE.subn(lambda match: match[1] + text + match[2], page)
-    if not count:
-        raise ValueError("there is no <!-- figures: ladder --> with a <!-- /figures --> behind it")
-    return found
-
-
 def main() -> int:
     """Command line; 1 if the record lacks a rung."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -131,7 +118,7 @@ def main() -> int:
     }
     for name, text in texts.items():
         page = options.root / name
-        page.write_text(placed(page.read_text(), text))
+        page.write_text(placed(page.read_text(), "ladder", text))
         print(page)
     print(picture)
     return 0

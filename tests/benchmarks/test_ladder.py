@@ -6,8 +6,9 @@ import pytest
 import torch
 from benchmarks import plots
 from benchmarks.ladder_rungs import Record
+from benchmarks.placed_text import placed
 from benchmarks.plain_attention import materialized_attention
-from benchmarks.publish_ladder import details, placed, table
+from benchmarks.publish_ladder import details, table
 
 _RECORD = {
     "gpu": "NVIDIA H200",
@@ -61,6 +62,6 @@ def test_a_record_becomes_a_table_and_sentences_and_a_picture() -> None:
 
 def test_text_goes_between_the_marks_alone() -> None:
     page = "before\n<!-- figures: ladder -->\nold\n<!-- /figures -->\nafter\n<!-- /figures -->\n"
-    assert placed(page, "new \\1\n") == page.replace("old", "new \\1")
+    assert placed(page, "ladder", "new \\1\n") == page.replace("old", "new \\1")
     with pytest.raises(ValueError, match="figures: ladder"):
-        placed("nothing here", "new")
+        placed("nothing here", "ladder", "new")
