@@ -173,6 +173,14 @@ class ServiceConfig(pydantic.BaseModel):
     max_connections: Annotated[
         int, Field(ge=1, le=1_000_000, description="connections that each address may have open at once")
     ] = 4096
+    max_connection_idle_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=10 * 365 * 86_400,
+            description="seconds after which a connection without calls is closed, as clients know it; 0: never",
+        ),
+    ] = 900.0
     max_connection_age_s: Annotated[
         float,
         Field(

@@ -53,9 +53,10 @@ def channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", 2),
         *stranger_limits.server_options(config.handshake_timeout_s, _MAX_TRANSPORT_METADATA_BYTES),
     ]
-    if config.max_connection_age_s:
-        options.append(("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)))
-    return options
+    ends = (("idle", config.max_connection_idle_s), ("age", config.max_connection_age_s))
+    return options + [
+        (f"grpc.max_connection_{kind}_ms", max(1, int(seconds * 1000))) for kind, seconds in ends if seconds
+    ]
 
 
 def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:

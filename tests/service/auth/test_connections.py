@@ -106,6 +106,31 @@ async def test_an_old_connection_is_made_anew_and_its_streams_go_on(
         assert text_of(await events_of(call))
 
 
+async def test_connections_without_calls_are_closed_and_those_with_one_go_on(
+    model_path: pathlib.Path, sockets: pathlib.Path
+) -> None:
+    begins = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000000000040100000000")
+
+    def idles(address: str) -> bytes:
+        host, port = address.rsplit(":", 1)
+        said = b""
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
+            connection.sendall(begins)
+            with contextlib.suppress(ConnectionError):
+                while received := connection.recv(4096):
+                    said += received
+        return said
+
+    async with running_service(model_path, sockets, max_connection_idle_s=1.0) as running:
+        running.engine.running.clear()
+        spec = generation_pb2.GenerationSpec(text="x")
+        call = running.stub.Generate(inference_pb2.GenerateRequest(spec=spec))
+        await call.read()
+        assert b"connection idle" in await asyncio.to_thread(idles, running.address)
+        running.engine.running.set()
+        assert text_of(await events_of(call))
+
+
 async def test_a_client_that_pings_too_often_is_sent_away(model_path: pathlib.Path, sockets: pathlib.Path) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
     ping = bytes.fromhex("000008060000000000") + bytes(8)
