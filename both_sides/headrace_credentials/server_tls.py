@@ -15,7 +15,7 @@ import datetime
 import os
 import pathlib
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -41,9 +41,8 @@ class TlsFiles(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    # Certificate, key and, if there is one, client CA.
-    contents: Sequence[bytes]
     configuration: grpc.ServerCertificateConfiguration
+    context: ssl.SSLContext
     fingerprint: bytes
     expires: datetime.datetime
 
@@ -91,19 +90,12 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Returns the context of a listener that is not grpc's; handshakes follow the files."""
-        context = _ssl_context(self._loaded.contents)
-        given = self._loaded
+        """Returns the context for the next connection of a listener that is not grpc's.
 
-        def newer(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
-            nonlocal context, given
-            if given is not self._loaded:
-                context, given = _ssl_context(self._loaded.contents), self._loaded
-            connection.context = context
-
-        listening = _ssl_context(self._loaded.contents)
-        listening.sni_callback = newer
-        return listening
+        Each content of the files has a context of its own, and with it its own sessions: a client
+        cannot resume what began under a client CA that has been replaced.
+        """
+        return self._loaded.context
 
     def reload(self) -> None:
         """Takes the files' certificate if it has changed and is valid.
@@ -149,17 +141,20 @@ def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
     if files.client_ca is not None:
         pem.certificates(files.client_ca, contents[2])
     configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
-    return _Loaded(contents, configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+    try:
+        context = _ssl_context(contents[0], contents[1], client_ca)
+    except ssl.SSLError as error:
+        raise CredentialError(f"{files.certificate}: OpenSSL refuses it: {error.reason}") from None
+    return _Loaded(configuration, context, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
 
 
-def _ssl_context(contents: Sequence[bytes]) -> ssl.SSLContext:
+def _ssl_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
     """Returns a context of files that were checked; as read then, whatever is on the disk now."""
-    certificate, key, *client_ca = contents
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     with _as_file(certificate) as certificate_path, _as_file(key) as key_path:
         context.load_cert_chain(certificate_path, key_path)
-    if client_ca:
-        context.load_verify_locations(cadata=client_ca[0].decode())
+    if client_ca is not None:
+        context.load_verify_locations(cadata=client_ca.decode())
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
