@@ -37,12 +37,11 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
     Raises:
         CredentialError: a file cannot be used.
     """
-    ca = credential_files.read(files.ca, private=False)
-    pem.certificates(files.ca, ca)
+    ca = pem.certificates(files.ca, credential_files.read(files.ca, private=False))
     certificate = credential_files.read(files.certificate, private=False)
     key = credential_files.read(files.key, private=True)
-    pem.checked_pair(files.certificate, certificate, files.key, key)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+    pair = pem.checked_pair(files.certificate, certificate, files.key, key)
+    return grpc.ssl_channel_credentials(pem.encoded(ca), pair.key, pair.chain)
 
 
 def new_channel(

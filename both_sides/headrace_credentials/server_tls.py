@@ -136,22 +136,20 @@ def _contents(files: TlsFiles) -> list[bytes]:
 
 
 def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
-    certificate = pem.checked_pair(files.certificate, contents[0], files.key, contents[1])
-    client_ca = contents[2] if files.client_ca is not None else None
-    if files.client_ca is not None:
-        pem.certificates(files.client_ca, contents[2])
-    configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
+    pair = pem.checked_pair(files.certificate, contents[0], files.key, contents[1])
+    client_ca = pem.encoded(pem.certificates(files.client_ca, contents[2])) if files.client_ca is not None else None
+    configuration = grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], root_certificates=client_ca)
     try:
-        context = _ssl_context(contents[0], contents[1], client_ca)
+        context = _ssl_context(pair, client_ca)
     except ssl.SSLError as error:
         raise CredentialError(f"{files.certificate}: OpenSSL refuses it: {error.reason}") from None
-    return _Loaded(configuration, context, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+    return _Loaded(configuration, context, credential_files.fingerprint(*contents), pair.first.not_valid_after_utc)
 
 
-def _ssl_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
+def _ssl_context(pair: pem.Pair, client_ca: bytes | None) -> ssl.SSLContext:
     """Returns a context of files that were checked; as read then, whatever is on the disk now."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    with _as_file(certificate) as certificate_path, _as_file(key) as key_path:
+    with _as_file(pair.chain) as certificate_path, _as_file(pair.key) as key_path:
         context.load_cert_chain(certificate_path, key_path)
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode())
