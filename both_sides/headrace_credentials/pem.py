@@ -104,8 +104,7 @@ def _check_key(path: pathlib.Path, key: object) -> None:
 def _check_time(path: pathlib.Path, certificate: x509.Certificate) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
+    # Without the time of day: who logs a complaint until it changes would do so each time.
     if not begins <= now < ends:
-        raise CredentialError(
-            f"{path}: is valid from {begins.isoformat()} to {ends.isoformat()}, and it is "
-            f"{now.isoformat(timespec='seconds')}"
-        )
+        state = "has expired" if now >= ends else "is not valid yet"
+        raise CredentialError(f"{path}: {state}; it is valid from {begins.isoformat()} to {ends.isoformat()}")

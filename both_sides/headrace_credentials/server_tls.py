@@ -5,7 +5,7 @@ for the certificate before every handshake, from one of its own threads and hold
 handshake: the answer is an object that lies ready. Reading and checking happens in `reload`. New
 connections get the new certificate, open ones live on with theirs. New files that are invalid are
 logged, and the certificate in force stays; so do the moments in which only one of two files has
-been replaced.
+been replaced. That the one in force has expired is logged alike.
 """
 
 from __future__ import annotations
@@ -98,13 +98,15 @@ class ServerTls:
         return self._loaded.context
 
     def reload(self) -> None:
-        """Takes the files' certificate if it has changed and is valid.
+        """Takes the files' certificate if it has changed and is valid, or is valid again.
 
         Blocks on the disk; may run in another thread.
         """
         try:
             contents = _contents(self._files)
-            if credential_files.fingerprint(*contents) == self._loaded.fingerprint:
+            is_in_force = credential_files.fingerprint(*contents) == self._loaded.fingerprint
+            has_expired = datetime.datetime.now(datetime.UTC) >= self.expires
+            if is_in_force and not has_expired and not self._complained_of:
                 return
             loaded = _checked(self._files, contents)
         except CredentialError as error:

@@ -61,14 +61,14 @@ class KeyRing:
         return Caller(entry.id, lambda: self._still_valid(entry.id, digest), self._open_calls)
 
     def reload(self) -> None:
-        """Takes the file's keys if it has changed and is valid.
+        """Takes the file's keys if it has changed and is valid, or is valid again.
 
         Blocks on the disk; may run in another thread.
         """
         try:
             data = credential_files.read(self._path, private=False)
             fingerprint = credential_files.fingerprint(data)
-            if fingerprint == self._loaded:
+            if fingerprint == self._loaded and not self._complained_of:
                 return
             table = _parsed(self._path, data)
         except CredentialError as error:

@@ -192,6 +192,18 @@ def test_an_invalid_file_is_logged_once_and_the_keys_in_force_stay(
         KeyRing(path)
 
 
+def test_that_a_file_is_valid_again_is_logged_and_its_next_fault_too(ring: KeyRing, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "keys.json"
+    valid = path.read_bytes()
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            for content in (b"", valid):
+                replace(path, content)
+                ring.reload()
+                ring.reload()
+    assert [line["event"] for line in lines] == ["keys.not_reloaded", "keys.reloaded"] * 2
+
+
 def test_a_file_of_another_user_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_keys(tmp_path / "keys.json")
     owner = path.stat().st_uid

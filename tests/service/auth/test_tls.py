@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import pathlib
 import socket
 import ssl
@@ -246,6 +247,42 @@ def test_files_that_are_invalid_are_logged_once_and_the_certificate_in_force_sta
     files.put(certificates.new_server(files.ca, ("localhost",), 5))
     tls.reload()
     assert tls.expires > expires
+
+
+def test_that_files_are_valid_again_is_logged_and_their_next_fault_too(files: CertificateFolder) -> None:
+    tls = ServerTls(TlsFiles(files.certificate, files.key, None), LOG)
+    valid = files.certificate.read_bytes()
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            for content in (b"", valid):
+                replace(files.certificate, content)
+                tls.reload()
+                tls.reload()
+    assert [line["event"] for line in lines] == ["tls.not_reloaded", "tls.reloaded"] * 2
+
+
+def test_a_certificate_that_expires_in_force_is_logged_once(
+    files: CertificateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ServerTls(TlsFiles(files.certificate, files.key, None), LOG)
+    at = expires = tls.expires
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return at
+
+    with structlog.testing.capture_logs() as lines:
+        with monkeypatch.context() as patched:
+            patched.setattr(datetime, "datetime", Clock)
+            for after in (-1, 0, 1, 2):
+                at = expires + datetime.timedelta(seconds=after)
+                tls.reload()
+                assert [line["event"] for line in lines] == ["tls.not_reloaded"] * (after >= 0)
+        assert "has expired" in lines[0]["why"]
+        files.put(certificates.new_server(files.ca, ("localhost",), 5))
+        tls.reload()
+    assert lines[-1]["event"] == "tls.reloaded"
 
 
 # What editors and hands leave of a file that holds the right certificates.
