@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.sdk.metrics.export import MetricsData
@@ -69,7 +70,7 @@ class MetricPush:
         except ExportFailed as failure:
             self._failed(failure, points)
             return False
-        rejected = ExportMetricsServiceResponse.FromString(reply).partial_success.rejected_data_points
+        rejected = _num_rejected(reply, points)
         self._counts.add(self._counts.exported, _SIGNAL, points - rejected)
         self._counts.add(self._counts.dropped, _SIGNAL, rejected)
         self._sent_until_unix_ns = taken_at_unix_ns
@@ -89,6 +90,15 @@ class MetricPush:
         while True:
             await asyncio.sleep(self._interval_s)
             await self.send()
+
+
+def _num_rejected(reply: bytes, points: int) -> int:
+    """How many points the collector says it did not take; none where what it says is no answer."""
+    try:
+        rejected = ExportMetricsServiceResponse.FromString(reply).partial_success.rejected_data_points
+    except DecodeError:
+        return 0
+    return min(max(rejected, 0), points)
 
 
 def _num_points(data: MetricsData) -> int:
