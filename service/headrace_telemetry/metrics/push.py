@@ -51,10 +51,11 @@ class MetricPush:
         self._task = asyncio.get_running_loop().create_task(self._keep_sending())
 
     async def close(self, timeout_s: float) -> None:
-        """Sends a last time, within this many seconds."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Sends a last time, within this many seconds, if it was started."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         if timeout_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
