@@ -179,6 +179,21 @@ async def test_a_bad_collector_does_not_hold_up_the_end(tmp_path: pathlib.Path, 
             assert time.monotonic() - began < 60
 
 
+async def test_why_a_collector_cannot_be_reached_is_logged_once_in_lines_of_ours(tmp_path: pathlib.Path) -> None:
+    collector = Collector()
+    # It speaks no TLS.
+    async with listening(collector) as port:
+        settings = {"otlp_endpoint": f"https://127.0.0.1:{port}", "telemetry_flush_s": 5}
+        async with running(tmp_path, **settings) as process:
+            await hear(tmp_path, tell(12, 2))
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 240) == 0
+            assert process.stderr is not None
+            log = process.stderr.read().decode()
+    assert log.count("WRONG_VERSION_NUMBER") == log.count("the collector does not take") == 2
+    assert "ssl_transport_security" not in log
+
+
 async def test_spans_and_metrics_leave_side_by_side_in_the_end(tmp_path: pathlib.Path) -> None:
     asked = {"trace": asyncio.Event(), "metrics": asyncio.Event()}
 

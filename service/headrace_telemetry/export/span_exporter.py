@@ -176,7 +176,8 @@ class SpanExporter:
         self._said = ""
 
     def _note(self, failure: ExportFailed) -> None:
-        self._warn("the collector does not take spans", why=failure.code, tried_again=failure.transient)
+        said = {"why": failure.code, "said": failure.said, "tried_again": failure.transient}
+        self._warn("the collector does not take spans", **said)
 
     def _warn(self, event: str, **fields: object) -> None:
         """Logs what ails the collector, when it begins or becomes something else."""

@@ -85,7 +85,7 @@ class MetricPush:
         self._counts.add(self._counts.dropped, _SIGNAL, points)
         if not self._is_out:
             self._is_out = True
-            _log.warning("the collector does not take metrics", code=failure.code)
+            _log.warning("the collector does not take metrics", code=failure.code, said=failure.said)
 
     async def _keep_sending(self) -> None:
         while True:
