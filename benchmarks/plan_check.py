@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 def demand_of(record: dict[str, Any]) -> Demand | None:
     """Whom an engine served; None for workloads that are none of the plan's."""
-    if record["name"] not in ("single", "burst256", "mix1000", "users1000"):
+    if record.get("name") not in ("single", "burst256", "mix1000", "users1000"):
         return None
     seconds, think_s = record.get("seconds", USERS_SECONDS), record.get("think_s", 0.0)
     workload = build(record["name"], record["seed"], seconds=seconds, think_s=think_s)
@@ -59,9 +59,9 @@ def _sizes(shape: str, tp: int, quantize: str, head: str, kv_dtype: str, gpu: Gp
 
 
 def line_of(record: dict[str, Any]) -> Line | None:
-    """The plan's word and the engine's; None where the plan says nothing."""
-    card = next((gpu for name, gpu in GPUS.items() if name in record["gpu"].lower()), None)
-    if card is None or record["shape"] not in _SHAPES or (demand := demand_of(record)) is None:
+    """The plan's word and the engine's; None where the plan says nothing, or of other results."""
+    card = next((gpu for name, gpu in GPUS.items() if name in record.get("gpu", "").lower()), None)
+    if card is None or record.get("shape") not in _SHAPES or (demand := demand_of(record)) is None:
         return None
     settings, tp = record["engine"], record["gpus"]
     # A folder that was quantized already says so as "compressed-tensors fp8".
@@ -98,8 +98,11 @@ def table(lines: list[Line]) -> Iterator[str]:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=pathlib.Path, nargs="+", help="JSON files of bench_engine or bench_serving")
-    records = [record for file in parser.parse_args().files for record in json.loads(file.read_text())]
+    parser.add_argument(
+        "files", type=pathlib.Path, nargs="+", help="JSON files; records of other benchmarks are left out"
+    )
+    values = [json.loads(file.read_text()) for file in parser.parse_args().files]
+    records = [record for value in values for record in (value if isinstance(value, list) else [value])]
     lines = [line for record in records if (line := line_of(record)) is not None]
     print("\n".join(table(sorted(lines, key=lambda line: (line.model, line.workload, line.tp)))))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import signal
 import sys
 
@@ -24,6 +25,8 @@ if __name__ == "__main__":
     # Not those of other threads, which may be running: reading frames that change can end a
     # process.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+    # By itself gRPC's core writes a line for each handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Nothing that is imported becomes garbage; looking for it took a sixth of the imports' time.
     gc.disable()
     from headrace_backend.server.main import main

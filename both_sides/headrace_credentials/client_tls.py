@@ -1,6 +1,6 @@
-"""What a client of ours shows to a server with mTLS, and the channel on which it does.
+"""What a client of ours shows to a server with TLS or mTLS, and the channel on which it does.
 
-Owns reading the three files anew for each connection, so that a renewed certificate needs no
+Owns reading the files anew for each connection, so that a renewed certificate needs no
 restart.
 """
 
@@ -22,13 +22,13 @@ class ClientTlsFiles(NamedTuple):
 
     Attributes:
         ca: PEM; the server must have a certificate of one of these CAs.
-        certificate: PEM, the client's own first.
-        key: PEM, its private key, not encrypted.
+        certificate: PEM, the client's own first. None: it shows none, as without mTLS.
+        key: PEM, its private key, not encrypted; None without a certificate.
     """
 
     ca: pathlib.Path
-    certificate: pathlib.Path
-    key: pathlib.Path
+    certificate: pathlib.Path | None = None
+    key: pathlib.Path | None = None
 
 
 def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
@@ -37,12 +37,13 @@ def channel_credentials(files: ClientTlsFiles) -> grpc.ChannelCredentials:
     Raises:
         CredentialError: a file cannot be used.
     """
-    ca = credential_files.read(files.ca, private=False)
-    pem.certificates(files.ca, ca)
+    ca = pem.encoded(pem.certificates(files.ca, credential_files.read(files.ca, private=False)))
+    if files.certificate is None or files.key is None:
+        return grpc.ssl_channel_credentials(ca)
     certificate = credential_files.read(files.certificate, private=False)
     key = credential_files.read(files.key, private=True)
-    pem.checked_pair(files.certificate, certificate, files.key, key)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+    pair = pem.checked_pair(files.certificate, certificate, files.key, key)
+    return grpc.ssl_channel_credentials(ca, pair.key, pair.chain)
 
 
 def new_channel(

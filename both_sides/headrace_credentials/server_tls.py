@@ -5,7 +5,7 @@ for the certificate before every handshake, from one of its own threads and hold
 handshake: the answer is an object that lies ready. Reading and checking happens in `reload`. New
 connections get the new certificate, open ones live on with theirs. New files that are invalid are
 logged, and the certificate in force stays; so do the moments in which only one of two files has
-been replaced.
+been replaced. That the one in force has expired is logged alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import datetime
 import os
 import pathlib
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -41,9 +41,8 @@ class TlsFiles(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    # Certificate, key and, if there is one, client CA.
-    contents: Sequence[bytes]
     configuration: grpc.ServerCertificateConfiguration
+    context: ssl.SSLContext
     fingerprint: bytes
     expires: datetime.datetime
 
@@ -91,28 +90,23 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Returns the context of a listener that is not grpc's; handshakes follow the files."""
-        context = _ssl_context(self._loaded.contents)
-        given = self._loaded
+        """Returns the context for the next connection of a listener that is not grpc's.
 
-        def newer(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
-            nonlocal context, given
-            if given is not self._loaded:
-                context, given = _ssl_context(self._loaded.contents), self._loaded
-            connection.context = context
-
-        listening = _ssl_context(self._loaded.contents)
-        listening.sni_callback = newer
-        return listening
+        Each content of the files has a context of its own, and with it its own sessions: a client
+        cannot resume what began under a client CA that has been replaced.
+        """
+        return self._loaded.context
 
     def reload(self) -> None:
-        """Takes the files' certificate if it has changed and is valid.
+        """Takes the files' certificate if it has changed and is valid, or is valid again.
 
         Blocks on the disk; may run in another thread.
         """
         try:
             contents = _contents(self._files)
-            if credential_files.fingerprint(*contents) == self._loaded.fingerprint and not self._complained_of:
+            is_in_force = credential_files.fingerprint(*contents) == self._loaded.fingerprint
+            has_expired = datetime.datetime.now(datetime.UTC) >= self.expires
+            if is_in_force and not has_expired and not self._complained_of:
                 return
             # What is in force already is taken anew, once, where the log says that it was not.
             loaded = _checked(self._files, contents)
@@ -145,22 +139,23 @@ def _contents(files: TlsFiles) -> list[bytes]:
 
 
 def _checked(files: TlsFiles, contents: list[bytes]) -> _Loaded:
-    certificate = pem.checked_pair(files.certificate, contents[0], files.key, contents[1])
-    client_ca = contents[2] if files.client_ca is not None else None
-    if files.client_ca is not None:
-        pem.certificates(files.client_ca, contents[2])
-    configuration = grpc.ssl_server_certificate_configuration([(contents[1], contents[0])], root_certificates=client_ca)
-    return _Loaded(contents, configuration, credential_files.fingerprint(*contents), certificate.not_valid_after_utc)
+    pair = pem.checked_pair(files.certificate, contents[0], files.key, contents[1])
+    client_ca = pem.encoded(pem.certificates(files.client_ca, contents[2])) if files.client_ca is not None else None
+    configuration = grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], root_certificates=client_ca)
+    try:
+        context = _ssl_context(pair, client_ca)
+    except ssl.SSLError as error:
+        raise CredentialError(f"{files.certificate}: OpenSSL refuses it: {error.reason}") from None
+    return _Loaded(configuration, context, credential_files.fingerprint(*contents), pair.first.not_valid_after_utc)
 
 
-def _ssl_context(contents: Sequence[bytes]) -> ssl.SSLContext:
+def _ssl_context(pair: pem.Pair, client_ca: bytes | None) -> ssl.SSLContext:
     """Returns a context of files that were checked; as read then, whatever is on the disk now."""
-    certificate, key, *client_ca = contents
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    with _as_file(certificate) as certificate_path, _as_file(key) as key_path:
+    with _as_file(pair.chain) as certificate_path, _as_file(pair.key) as key_path:
         context.load_cert_chain(certificate_path, key_path)
-    if client_ca:
-        context.load_verify_locations(cadata=client_ca[0].decode())
+    if client_ca is not None:
+        context.load_verify_locations(cadata=client_ca.decode())
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

@@ -7,7 +7,8 @@ time, and is left out then and later.
 
 gRPC's fork handlers are switched off before gRPC is loaded: the one program that this process
 starts (the chat template's helper) execs at once and never uses gRPC, and with handlers each start
-writes a warning to stderr.
+writes a warning to stderr. gRPC's core logs errors alone: by itself it writes a line for each
+handshake that fails, so that whoever reaches the port could fill a disk.
 """
 
 import faulthandler
@@ -17,10 +18,11 @@ import signal
 import sys
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 faulthandler.register(signal.SIGUSR1, all_threads=False)
 gc.disable()
 
-from headrace_service.main import main  # noqa: E402  # the variable is read when gRPC is loaded
+from headrace_service.main import main  # noqa: E402  # the variables are read when gRPC is loaded
 from headrace_service.server import Service  # noqa: E402
 
 gc.freeze()

@@ -36,8 +36,8 @@ class NotWell(Exception):  # an outcome
 @click.command(context_settings={"help_option_names": ["--help", "-h"]})
 @click.argument("address")
 @click.option("--engine", is_flag=True, help="ADDRESS is a backend's; well means that its workers compute")
-@click.option("--ca", type=_FILE, help="PEM file of the CA, where ADDRESS speaks mTLS; with the two below")
-@click.option("--certificate", type=_FILE, help="PEM file of the certificate to show")
+@click.option("--ca", type=_FILE, help="PEM file of the CA, where ADDRESS speaks TLS")
+@click.option("--certificate", type=_FILE, help="PEM file of the certificate to show, where ADDRESS speaks mTLS")
 @click.option("--key", type=_FILE, help="PEM file of its private key")
 @click.option(
     "--timeout-s", type=click.FloatRange(0.1, 60), default=3.0, show_default=True, help="seconds an answer may take"
@@ -73,10 +73,12 @@ def health(
 def _tls_files(
     ca: pathlib.Path | None, certificate: pathlib.Path | None, key: pathlib.Path | None
 ) -> ClientTlsFiles | None:
-    if ca is None and certificate is None and key is None:
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--certificate and --key: one needs the other")
+    if ca is None:
+        if certificate is not None:
+            raise click.UsageError("--certificate: needs --ca")
         return None
-    if ca is None or certificate is None or key is None:
-        raise click.UsageError("--ca, --certificate and --key: each needs the others")
     return ClientTlsFiles(ca, certificate, key)
 
 

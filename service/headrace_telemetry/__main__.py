@@ -14,6 +14,8 @@ import signal
 import sys
 
 faulthandler.register(signal.SIGUSR1, all_threads=False)
+# By itself gRPC's core writes a line for each handshake that fails; the log says why, once.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.nice(5)
 gc.disable()
 

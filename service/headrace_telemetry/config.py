@@ -10,6 +10,7 @@ import ipaddress
 import math
 import pathlib
 import re
+import ssl
 import urllib.parse
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
@@ -201,6 +202,7 @@ class TelemetryConfig(pydantic.BaseModel):
         """
         if self.otlp_headers_file is None:
             return ()
+        _refuse_pipe("otlp_headers_file", self.otlp_headers_file)
         with self.otlp_headers_file.open("rb") as file:
             content = file.read(_MAX_HEADERS_BYTES + 1)
         if len(content) > _MAX_HEADERS_BYTES:
@@ -217,10 +219,15 @@ class TelemetryConfig(pydantic.BaseModel):
         """The PEM of the collector's CA; None: the system's. Raises OSError or ValueError."""
         if self.otlp_tls_ca is None:
             return None
-        content = self.otlp_tls_ca.read_bytes()
-        if b"-----BEGIN CERTIFICATE-----" not in content:
-            raise ValueError(f"otlp_tls_ca: {self.otlp_tls_ca} holds no PEM certificate")
-        return content
+        _refuse_pipe("otlp_tls_ca", self.otlp_tls_ca)
+        # Without other letters: those of comments, or a byte order mark, with which gRPC passes
+        # over the first certificate.
+        content = self.otlp_tls_ca.read_bytes().decode("ascii", errors="ignore")
+        try:
+            ssl.create_default_context(cadata=content)
+        except (ssl.SSLError, ValueError):
+            raise ValueError(f"otlp_tls_ca: {self.otlp_tls_ca} holds no PEM certificate") from None
+        return content.encode()
 
     def check_files(self) -> None:
         """Looks at the files that are named, before anything starts.
@@ -343,8 +350,15 @@ def _header(line: str, where: str) -> tuple[str, str]:
     return name, value
 
 
+def _refuse_pipe(field: str, path: pathlib.Path) -> None:
+    """Raises ValueError for a named pipe: to open it would wait for its other end."""
+    if path.is_fifo():
+        raise ValueError(f"{field}: {path} is no file")
+
+
 def _check_writable(path: pathlib.Path) -> None:
     """Raises ValueError if a file at `path` could not be written."""
+    _refuse_pipe("trace_file", path)
     if path.is_dir():
         raise ValueError(f"trace_file: {path} is a folder")
     if not path.absolute().parent.is_dir():

@@ -59,14 +59,15 @@ async def run(config: TelemetryConfig) -> None:
         if config.trace_file is not None:
             file = TraceFile(config.trace_file, int(config.trace_file_limit), scope, counts)
             outlets.append(await stack.enter_async_context(_written(file, tasks)))
+        metrics = Metrics(config, counts, channel)
+        exporter = None
         if channel is not None:
             queue_bytes = int(config.otlp_queue)
             exporter = SpanExporter(channel, scope, queue_bytes, config.trace_export_delay_s, counts)
-            outlets.append(await stack.enter_async_context(_exported(exporter, config.telemetry_flush_s, tasks)))
+            outlets.append(exporter.put)
+        await stack.enter_async_context(_exported(metrics, exporter, config.telemetry_flush_s, tasks))
         spans = SpanSink(config, scope, counts, outlets)
-        metrics = Metrics(config, counts, channel)
         port = await metrics.start()
-        stack.push_async_callback(metrics.close, config.telemetry_flush_s)
         hub = Hub(_settings(config), spans, [spans, metrics.sink], counts)
         await _serve(hub, config, stop, port, tasks)
         spans.finish()
@@ -150,10 +151,18 @@ async def _written(file: TraceFile, tasks: _Tasks) -> AsyncIterator[Outlet]:
 
 
 @contextlib.asynccontextmanager
-async def _exported(exporter: SpanExporter, flush_s: float, tasks: _Tasks) -> AsyncIterator[Outlet]:
-    """Sends spans meanwhile, and what is left in the end."""
-    sending = tasks.start(exporter.run())
+async def _exported(
+    metrics: Metrics, exporter: SpanExporter | None, flush_s: float, tasks: _Tasks
+) -> AsyncIterator[None]:
+    """Sends spans meanwhile, and in the end what is left.
+
+    Metrics and spans leave side by side, so that a collector that hangs holds up the end only once.
+    """
+    sending = tasks.start(exporter.run()) if exporter is not None else None
     try:
-        yield exporter.put
+        yield
     finally:
-        await exporter.flush(sending, flush_s)
+        ends = [metrics.close(flush_s)]
+        if exporter is not None and sending is not None:
+            ends.append(exporter.flush(sending, flush_s))
+        await asyncio.gather(*ends)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from typing import Any
 
+import pytest
+from benchmarks import plan_check
 from benchmarks.scaling import Subject, collected, page, plot
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
@@ -48,3 +51,14 @@ def test_kept_results_can_be_drawn() -> None:
     subjects = collected(records)
     assert Subject("NVIDIA H200", "llama-3.1-8b bf16", "single") in subjects
     assert len(plot(subjects).axes) == 3
+
+
+def test_the_plan_leaves_out_results_of_other_benchmarks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        RESULTS / f"2026-11-{name}.json" for name in ("21-h200-profile", "22-h200-host-telemetry", "24-h200-ladder")
+    ]
+    monkeypatch.setattr(sys, "argv", ["plan_check", *map(str, files)])
+    plan_check.main()
+    assert capsys.readouterr().out.count("\n") == 2, "the table's head alone"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
+from typing import Any
 
 import pytest
 from tests.clients.canned_service import PROMPT_TOKENS, REQUEST_ID, REVISION, CannedServer, answer, token
@@ -115,6 +117,34 @@ def test_a_quantization_is_one_line_of_what_is_known() -> None:
     one_piece = dataclasses.replace(measured, divergence_interval=None)
     folder = Quantization("compressed-tensors int4", 64, 4.375, 0.0, 0.0, "", measured=one_piece)
     assert quantization_line(folder) == f"compressed-tensors {layers}; {text} nats"
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 1e10])
+async def test_a_timeout_beyond_what_grpc_counts_is_none(server: CannedServer, timeout: float) -> None:
+    with Client(server.address) as client:
+        client.load(timeout=timeout)
+        client.generate("hello", timeout=timeout).result()
+        assert client.session(timeout=timeout).submit("x", max_tokens=2).result()
+    async with AsyncClient(server.address, timeout=timeout) as client:
+        await client.load()
+        await client.generate("hello", timeout=timeout).result()
+
+
+def test_a_timeout_that_is_no_number_is_refused_by_name(server: CannedServer) -> None:
+    with Client(server.address) as client:
+        for timeout in (math.nan, "1"):
+            for call in (client.load, lambda timeout: client.generate("hello", timeout=timeout).result()):
+                with pytest.raises(headrace.InvalidRequest, match="timeout: must be a number of seconds"):
+                    call(timeout=timeout)
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": "x"}, "user", ("user",), ("user", "x", "y"), None])
+def test_what_is_no_message_or_tool_is_refused_by_its_place(server: CannedServer, message: Any) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(headrace.InvalidRequest, match=r"messages\[1\]: must be a headrace\.Message or a pair"):
+            client.chat([("user", "hello"), message]).result()
+        with pytest.raises(headrace.InvalidRequest, match=r"tools\[0\]: must be a headrace\.Tool"):
+            client.chat("hello", tools=[message]).result()
 
 
 def test_quick_calls_have_the_clients_timeout_and_generating_ones_have_none(server: CannedServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pathlib
+import socket
 import ssl
 
 import httpx2
@@ -162,3 +163,37 @@ async def test_tls_follows_its_files_and_asks_clients_for_certificates(
                     break
                 except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
                     await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda version: version.name)
+async def test_no_session_outlives_the_client_ca_that_it_began_under(
+    model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path, version: ssl.TLSVersion
+) -> None:
+    folder = CertificateFolder.make(tmp_path)
+    context = trusting(folder, certificates.new_client(folder.ca, "app", 2))
+    context.maximum_version = version
+    settings = {**folder.settings(mutual=True), "credentials_reload_s": 0.05}
+    async with running_door(model_path, sockets, client={"verify": context}, **settings) as running:
+        session, _ = await asyncio.to_thread(resumed, running.address, context, None)
+        assert (await asyncio.to_thread(resumed, running.address, context, session))[1]
+        replace(folder.folder / "ca.pem", certificates.new_ca("next", 2).certificate_pem())
+        async with asyncio.timeout(240):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                while True:
+                    await asyncio.to_thread(resumed, running.address, context, session)
+                    await asyncio.sleep(0.02)
+
+
+def resumed(
+    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[ssl.SSLSession | None, bool | None]:
+    """The session of a new connection that is answered, and whether it goes on from another one."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=120) as plain,
+        context.wrap_socket(plain, server_hostname="localhost", session=session) as secure,
+    ):
+        secure.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        if not secure.recv(4096):
+            raise ConnectionError
+        return secure.session, secure.session_reused

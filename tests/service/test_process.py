@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import pathlib
@@ -16,6 +17,7 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.service.auth.credentials_case import CertificateFolder
 from tests.service.harness import events_of
 from tests.service.service_process import ENVIRONMENT, engine, service_process, until_serving
 from tests.support.ports import free_address
@@ -71,6 +73,28 @@ async def test_a_process_serves_and_ends_with_0_on_sigterm(
             assert process.stderr is not None
             log = process.stderr.read()
             assert "Traceback" not in log and "hello" not in log
+
+
+async def test_handshakes_that_fail_are_no_lines_of_the_log(
+    model_path: pathlib.Path, sockets: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    address, files = free_address(), CertificateFolder.make(tmp_path)
+    async with engine(model_path, sockets) as fake:
+        config = ServiceConfig(listen=(address,), engine=(fake.address,), shutdown_grace_s=1.0, **files.settings())
+        with service_process(config.model_dump_json()) as process:
+            async with grpc.aio.secure_channel(address, files.channel_credentials()) as channel:
+                await until_serving(inference_pb2_grpc.InferenceServiceStub(channel), process)
+            host, _, port = address.rpartition(":")
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(40))
+                with contextlib.suppress(ConnectionError):
+                    await asyncio.wait_for(reader.read(), 60)
+                writer.close()
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 60) == 0
+            assert process.stderr is not None
+            assert "ssl" not in process.stderr.read()
 
 
 async def _until_not_serving(channel: grpc.aio.Channel) -> None:

@@ -5,16 +5,23 @@ It returns 0 from what works, 1 and one line from what does not.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import http.server
 import pathlib
 import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
+from grpc_health.v1 import health as health_servicer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.service.auth.credentials_case import CertificateFolder, replace
 from tests.support.processes import wait_until
 from tests.support.running_server import RunningServer, environment, running_server
 from tests.support.warm_python import Ended, WarmPython
+
+from headrace_service.auth import certificates
 
 # A busy machine may take seconds for a healthy answer.
 PATIENT = ("--timeout-s", "60")
@@ -83,6 +90,36 @@ def test_nobody_there_is_not_well(tmp_path: pathlib.Path) -> None:
     assert "no answer" in refusal(health("http://127.0.0.1:1/metrics"))
 
 
+def test_with_tls_the_authority_is_enough_unless_a_certificate_is_asked_for(tmp_path: pathlib.Path) -> None:
+    files = CertificateFolder.make(tmp_path)
+    app = certificates.new_client(files.ca, "app", 2)
+    replace(tmp_path / "app.pem", app.certificate_pem())
+    replace(tmp_path / "app.key", app.key_pem())
+    authority = ("--ca", tmp_path / "ca.pem")
+    pair = ("--certificate", tmp_path / "app.pem", "--key", tmp_path / "app.key")
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+    serving = health_servicer.HealthServicer()
+    serving.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(serving, server)
+    own = [(files.key.read_bytes(), files.certificate.read_bytes())]
+    ports = [
+        server.add_secure_port("127.0.0.1:0", credentials)
+        for credentials in (
+            grpc.ssl_server_credentials(own),
+            grpc.ssl_server_credentials(own, files.ca.certificate_pem(), require_client_auth=True),
+        )
+    ]
+    server.start()
+    try:
+        plain, mutual = (f"127.0.0.1:{port}" for port in ports)
+        assert "UNAVAILABLE" in refusal(health(plain, *PATIENT))
+        assert health(plain, *authority, *PATIENT).returncode == 0
+        assert "UNAVAILABLE" in refusal(health(mutual, *authority, *PATIENT))
+        assert health(mutual, *authority, *pair, *PATIENT).returncode == 0
+    finally:
+        server.stop(None).wait()
+
+
 class _Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/metrics" else 503)
@@ -107,8 +144,12 @@ def test_http_is_well_with_200_alone() -> None:
 
 
 def test_half_of_a_certificate_is_a_mistake_of_the_command_line(tmp_path: pathlib.Path) -> None:
-    result = health("127.0.0.1:1", "--ca", tmp_path / "ca.pem")
-    assert result.returncode == 2 and "--certificate" in result.stderr
+    for half in ("--certificate", "--key"):
+        result = health("127.0.0.1:1", "--ca", tmp_path / "ca.pem", half, tmp_path / "file")
+        assert result.returncode == 2 and "--certificate and --key" in result.stderr
+    pair = ("--certificate", tmp_path / "app.pem", "--key", tmp_path / "app.key")
+    result = health("127.0.0.1:1", *pair)
+    assert result.returncode == 2 and "--ca" in result.stderr
     result = health("http://127.0.0.1:1", "--engine")
     assert result.returncode == 2 and "http" in result.stderr
 

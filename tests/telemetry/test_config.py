@@ -5,12 +5,14 @@ Secrets stand in no message.
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any
 
 import pydantic
 import pytest
 
+from headrace_service.auth import certificates
 from headrace_telemetry.config import TelemetryConfig
 
 SOCKET = {"telemetry_socket": "/run/t.sock"}
@@ -138,3 +140,32 @@ def test_tail_sampling_is_on_with_any_of_its_settings() -> None:
     assert not made().keeps_at_end
     for name in ("trace_keep_ttft_ms", "trace_keep_itl_ms", "trace_keep_failed", "trace_keep_preempted"):
         assert made(**{name: 1}).keeps_at_end
+
+
+@pytest.mark.parametrize(
+    ("field", "beside"),
+    [
+        ("otlp_tls_ca", {"otlp_endpoint": "https://c"}),
+        ("otlp_headers_file", {"otlp_endpoint": "http://c"}),
+        ("trace_file", {}),
+    ],
+)
+def test_a_named_pipe_in_place_of_a_file_is_refused(
+    tmp_path: pathlib.Path, field: str, beside: dict[str, object]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=rf"{field}: .*/pipe is no file"):
+        made(**beside, **{field: tmp_path / "pipe"}).check_files()
+
+
+def test_the_collectors_authority_is_a_whole_certificate_whatever_stands_before_it(tmp_path: pathlib.Path) -> None:
+    authority = certificates.new_ca("CA", 1).certificate_pem()
+    file = tmp_path / "ca"
+    config = made(otlp_endpoint="https://c", otlp_tls_ca=file)
+    file.write_bytes(authority[:300])
+    with pytest.raises(ValueError, match="holds no PEM certificate"):
+        config.check_files()
+    file.write_bytes(b"\xef\xbb\xbf# Autorit\xc3\xa4t\n" + authority)
+    assert (config.certificate_authority() or b"").endswith(b"t\n" + authority)
+    file.write_bytes(b"\xef\xbb\xbf" + authority)
+    assert config.certificate_authority() == authority

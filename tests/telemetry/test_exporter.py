@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -130,6 +131,21 @@ async def test_a_partial_success_is_counted() -> None:
         await until(lambda: collector.requests)
     assert exporter._counts.exported == {"traces": 3}
     assert exporter._counts.dropped == {"traces": 2}
+
+
+@pytest.mark.parametrize("fault", ["refuses", "rejects"])
+async def test_what_ails_a_collector_is_logged_once_however_many_batches_it_lasts(fault: str) -> None:
+    collector = Collector()
+    collector.answers = ["UNIMPLEMENTED"] * 3 if fault == "refuses" else []
+    collector.rejected = 1 if fault == "rejects" else 0
+    with structlog.testing.capture_logs() as lines:
+        async with listening(collector) as port, exporting(port) as exporter:
+            for call in range(1, 6):
+                collector.rejected = 0 if call > 3 else collector.rejected
+                exporter.put(RESOURCE, block(2))
+                await until(lambda calls=call: collector.calls == calls and not exporter._counts.queued_bytes)
+    said = {"refuses": "the collector does not take spans", "rejects": "the collector rejected spans"}[fault]
+    assert [line["event"] for line in lines] == [said, "the collector takes spans again"]
 
 
 async def test_a_hung_collector_costs_the_queue_and_no_more() -> None:

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 import structlog
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from tests.support import reported_facts as reported
 from tests.support.ports import free_port
@@ -26,7 +26,7 @@ from headrace_telemetry.otlp.otlp_bytes import SCHEMA_URL
 from headrace_telemetry.otlp.otlp_channel import OtlpChannel
 
 
-class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
+class _Collector:
     """Keeps what it is sent; may refuse it, or say nothing at all."""
 
     def __init__(self) -> None:
@@ -35,6 +35,8 @@ class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
         self.status: grpc.StatusCode | None = None
         self.hangs = False
         self.rejected = 0
+        # What it answers in place of a message.
+        self.nonsense = b""
 
     async def Export(self, request: Any, context: Any) -> Any:
         self.headers.append(dict(context.invocation_metadata()))
@@ -44,7 +46,8 @@ class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
             await context.abort(self.status, "not now")
         self.requests.append(request)
         partial = metrics_service_pb2.ExportMetricsPartialSuccess(rejected_data_points=self.rejected)
-        return metrics_service_pb2.ExportMetricsServiceResponse(partial_success=partial)
+        reply = metrics_service_pb2.ExportMetricsServiceResponse(partial_success=partial)
+        return self.nonsense or reply.SerializeToString()
 
     def metric(self, name: str, request: int = -1) -> metrics_pb2.Metric:
         scopes = self.requests[request].resource_metrics[0].scope_metrics
@@ -55,7 +58,11 @@ class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
 @contextlib.asynccontextmanager
 async def _collecting() -> AsyncIterator[tuple[_Collector, int]]:
     collector, server = _Collector(), grpc.aio.server()
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)
+    export = grpc.unary_unary_rpc_method_handler(
+        collector.Export, metrics_service_pb2.ExportMetricsServiceRequest.FromString
+    )
+    service = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": export}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -154,6 +161,21 @@ async def test_points_that_the_collector_rejects_are_counted() -> None:
     async with _collecting() as (collector, port), _pushing(port) as (metrics, counts):
         collector.rejected = 2
         await _until(lambda: counts.dropped.get("metrics", 0) >= 2)
+
+
+@pytest.mark.parametrize("rejected", [-7, 1 << 60])
+async def test_no_more_points_are_rejected_than_were_sent(rejected: int) -> None:
+    async with _collecting() as (collector, port), _pushing(port) as (metrics, counts):
+        collector.rejected = rejected
+        await _until(lambda: len(collector.requests) > 1)
+        assert counts.exported["metrics"] >= 0 and 0 <= counts.dropped["metrics"] < 10_000
+
+
+async def test_an_answer_that_is_no_message_ends_nothing() -> None:
+    async with _collecting() as (collector, port), _pushing(port, close_s=5.0) as (metrics, counts):
+        collector.nonsense = b"\xff\xfe\xff"
+        await _until(lambda: len(collector.requests) > 1)
+        assert counts.exported["metrics"] > 0
 
 
 @pytest.mark.parametrize("kind", ["nobody listens", "never answers"])

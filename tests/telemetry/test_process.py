@@ -19,6 +19,8 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -172,9 +174,53 @@ async def test_a_bad_collector_does_not_hold_up_the_end(tmp_path: pathlib.Path, 
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 60) == 0
-            # Spans and metrics have a second each, and connections half a one; what they ask the
+            # Spans and metrics have a second, and connections half a one; what they ask the
             # collector for may take 100.
             assert time.monotonic() - began < 60
+
+
+async def test_why_a_collector_cannot_be_reached_is_logged_once_in_lines_of_ours(tmp_path: pathlib.Path) -> None:
+    collector = Collector()
+    # It speaks no TLS.
+    async with listening(collector) as port:
+        settings = {"otlp_endpoint": f"https://127.0.0.1:{port}", "telemetry_flush_s": 5}
+        async with running(tmp_path, **settings) as process:
+            await hear(tmp_path, tell(12, 2))
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 240) == 0
+            assert process.stderr is not None
+            log = process.stderr.read().decode()
+    assert log.count("WRONG_VERSION_NUMBER") == log.count("the collector does not take") == 2
+    assert "ssl_transport_security" not in log
+
+
+async def test_spans_and_metrics_leave_side_by_side_in_the_end(tmp_path: pathlib.Path) -> None:
+    asked = {"trace": asyncio.Event(), "metrics": asyncio.Event()}
+
+    def handler(signal_name: str, other: str) -> grpc.RpcMethodHandler:
+        async def export(request: bytes, context: object) -> bytes:
+            asked[signal_name].set()
+            await asked[other].wait()
+            answered.add(signal_name)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(export)
+
+    answered: set[str] = set()
+    server = grpc.aio.server()
+    for name, other in (("trace", "metrics"), ("metrics", "trace")):
+        service = f"opentelemetry.proto.collector.{name}.v1.{name.capitalize()}Service"
+        methods = {"Export": handler(name, other)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    settings = {"otlp_endpoint": f"http://127.0.0.1:{port}", "telemetry_flush_s": 10, "export_interval_s": 3600}
+    async with running(tmp_path, **settings) as process:
+        await hear(tmp_path, tell(12, 2))
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 240) == 0
+    await server.stop(None)
+    assert answered == {"trace", "metrics"}
 
 
 async def test_a_recent_trace_is_asked_for_over_the_socket(tmp_path: pathlib.Path) -> None:

@@ -135,12 +135,14 @@ def _read(path: FilePath) -> bytes:
 
 
 def _checked_roots(path: FilePath) -> bytes:
-    roots = _read(path)
+    # Without other letters: those of comments, or a byte order mark, with which gRPC passes over
+    # the first certificate.
+    roots = _read(path).decode("ascii", "ignore")
     try:
-        ssl.create_default_context(cadata=roots.decode("ascii", "replace"))
+        ssl.create_default_context(cadata=roots)
     except (ssl.SSLError, ValueError):
         raise ValueError(f"{os.fspath(path)} holds no PEM certificates") from None
-    return roots
+    return roots.encode()
 
 
 def _check_pair(certificate: FilePath, key: FilePath) -> None:

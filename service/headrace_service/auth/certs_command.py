@@ -9,6 +9,8 @@ server.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import math
 import os
 import pathlib
 import re
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 import click
 
 from headrace_credentials import files as credential_files
+from headrace_credentials import pem
 from headrace_credentials.files import CredentialError
 from headrace_service.auth import certificates
 from headrace_service.auth.certificates import Identity
@@ -60,6 +63,8 @@ def init(folder: pathlib.Path, hosts: tuple[str, ...], days: int, ca_days: int) 
     Example: headrace certs init certs --host llm.example.org
     """
     with _refusals():
+        if days > ca_days:
+            raise click.UsageError(f"--days: {days} is beyond the CA's own --ca-days, {ca_days}")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server_hosts = _all_hosts(hosts)
         ca = certificates.new_ca(f"Headrace CA {os.urandom(4).hex()}", ca_days)
@@ -84,7 +89,7 @@ def server(folder: pathlib.Path, hosts: tuple[str, ...], days: int, replace: boo
     A running server takes it with --replace.
     """
     with _refusals():
-        identity = certificates.new_server(_ca(folder), _all_hosts(hosts), days)
+        identity = certificates.new_server(_ca(folder, days), _all_hosts(hosts), days)
         _issue(folder, _SERVER, identity, replace)
 
 
@@ -104,7 +109,7 @@ def client(folder: pathlib.Path, name: str, days: int, replace: bool) -> None:
                 f"name {name[:64]!r}: must be 1 to 64 letters, digits, '.', '_' or '-', begin with a letter or digit, "
                 "and be neither ca nor server"
             )
-        _issue(folder, name, certificates.new_client(_ca(folder), name, days), replace)
+        _issue(folder, name, certificates.new_client(_ca(folder, days), name, days), replace)
 
 
 def _issue(folder: pathlib.Path, name: str, identity: Identity, replace: bool) -> None:
@@ -119,9 +124,27 @@ def _all_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*hosts, *_DEFAULT_HOSTS)))
 
 
-def _ca(folder: pathlib.Path) -> Identity:
-    key = credential_files.read(folder / f"{_CA}.key", private=True)
-    return Identity.from_pem(key, credential_files.read(folder / f"{_CA}.pem", private=False))
+def _ca(folder: pathlib.Path, days: int) -> Identity:
+    """Returns the folder's CA, if it can sign a certificate of so many days.
+
+    Raises:
+        CredentialError: it has expired, its files do not belong together, or one can't be used.
+        ValueError: it ends before the certificate would, or has no key as `certs init` makes.
+    """
+    paths = folder / f"{_CA}.pem", folder / f"{_CA}.key"
+    key = credential_files.read(paths[1], private=True)
+    certificate = credential_files.read(paths[0], private=False)
+    left = pem.checked_pair(paths[0], certificate, paths[1], key).first.not_valid_after_utc - _now()
+    days_left = math.ceil(left / datetime.timedelta(days=1))
+    if days > days_left:
+        raise ValueError(
+            f"--days: {paths[0]} is valid for {days_left} more days; clients would trust no longer than that"
+        )
+    return Identity.from_pem(key, certificate)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _refuse_existing(folder: pathlib.Path, *names: str) -> None:

@@ -61,7 +61,7 @@ class KeyRing:
         return Caller(entry.id, lambda: self._still_valid(entry.id, digest), self._open_calls)
 
     def reload(self) -> None:
-        """Takes the file's keys if it has changed and is valid.
+        """Takes the file's keys if it has changed and is valid, or is valid again.
 
         Blocks on the disk; may run in another thread.
         """

@@ -87,6 +87,8 @@ class EngineConnection:
         # A file that cannot be used ends the start; later it is tried again.
         engine_tls(config)
         self._has_served = False
+        # Why the files of the last attempt can't be used; "" while they can.
+        self._no_credentials = ""
         # Of the attempt that is made.
         self._was_welcomed = False
         self._left_out = ""
@@ -117,8 +119,11 @@ class EngineConnection:
         try:
             opened = _channel(self._config, self._address, self._tls_name)
         except CredentialError as error:
-            _log.error("engine.no_credentials", why=str(error))
+            if str(error) != self._no_credentials:
+                _log.error("engine.no_credentials", engine=self._address, why=str(error))
+            self._no_credentials = str(error)
             return
+        self._no_credentials = ""
         async with opened as channel:
             stream: _Stream = _connect(channel)(None, metadata=self._metadata)
             try:

@@ -21,7 +21,7 @@ class Door(ServiceProcess):
         super().__init__(config)
         tls = self._credentials.tls
         self._http = HttpServer(
-            config, app.application(config, self._core, self._credentials), tls.ssl_context() if tls else None
+            config, app.application(config, self._core, self._credentials), tls.ssl_context if tls else None
         )
 
     async def _listen(self) -> list[str]:

@@ -68,7 +68,8 @@ class SpanExporter:
         self._some = asyncio.Event()
         self._full_batch = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._healthy = True
+        # What was said last of a collector that does not take all; "" while it does.
+        self._said = ""
 
     def put(self, resource: bytes, block: SpanBlock) -> None:
         """Queues spans of a resource; drops them if there is no room."""
@@ -168,16 +169,22 @@ class SpanExporter:
         self._counts.add(self._counts.exported, SIGNAL, batch.num_spans - rejected)
         if rejected:
             self._counts.add(self._counts.dropped, SIGNAL, rejected)
-            _log.warning("the collector rejected spans", spans=rejected, why=partial.error_message[:200])
-        if not self._healthy:
+            self._warn("the collector rejected spans", spans=rejected, why=partial.error_message[:200])
+            return
+        if self._said:
             _log.info("the collector takes spans again")
-        self._healthy = True
+        self._said = ""
 
     def _note(self, failure: ExportFailed) -> None:
-        """Logs the first failure of several."""
-        if self._healthy or not failure.transient:
-            _log.warning("the collector does not take spans", why=failure.code, tried_again=failure.transient)
-        self._healthy = False
+        said = {"why": failure.code, "said": failure.said, "tried_again": failure.transient}
+        self._warn("the collector does not take spans", **said)
+
+    def _warn(self, event: str, **fields: object) -> None:
+        """Logs what ails the collector, when it begins or becomes something else."""
+        said = f"{event}, {fields.get('tried_again')}"
+        if said != self._said:
+            _log.warning(event, **fields)
+        self._said = said
 
 
 def _size(block: SpanBlock) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.sdk.metrics.export import MetricsData
@@ -50,10 +51,11 @@ class MetricPush:
         self._task = asyncio.get_running_loop().create_task(self._keep_sending())
 
     async def close(self, timeout_s: float) -> None:
-        """Sends a last time, within this many seconds."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Sends a last time, within this many seconds, if it was started."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         if timeout_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -69,7 +71,7 @@ class MetricPush:
         except ExportFailed as failure:
             self._failed(failure, points)
             return False
-        rejected = ExportMetricsServiceResponse.FromString(reply).partial_success.rejected_data_points
+        rejected = _num_rejected(reply, points)
         self._counts.add(self._counts.exported, _SIGNAL, points - rejected)
         self._counts.add(self._counts.dropped, _SIGNAL, rejected)
         self._sent_until_unix_ns = taken_at_unix_ns
@@ -83,12 +85,21 @@ class MetricPush:
         self._counts.add(self._counts.dropped, _SIGNAL, points)
         if not self._is_out:
             self._is_out = True
-            _log.warning("the collector does not take metrics", code=failure.code)
+            _log.warning("the collector does not take metrics", code=failure.code, said=failure.said)
 
     async def _keep_sending(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
             await self.send()
+
+
+def _num_rejected(reply: bytes, points: int) -> int:
+    """How many points the collector says it did not take; none where what it says is no answer."""
+    try:
+        rejected = ExportMetricsServiceResponse.FromString(reply).partial_success.rejected_data_points
+    except DecodeError:
+        return 0
+    return min(max(rejected, 0), points)
 
 
 def _num_points(data: MetricsData) -> int:

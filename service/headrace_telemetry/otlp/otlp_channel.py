@@ -36,6 +36,7 @@ _TRANSIENT: Final = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
+_MOST_SAID: Final = 300
 _DETAILS: Final = "grpc-status-details-bin"
 
 
@@ -44,13 +45,15 @@ class ExportFailed(Exception):  # an outcome
 
     Attributes:
         code: the gRPC status.
+        said: the beginning of what came with it, of the connection or the collector.
         transient: whether the same bytes may be sent again.
         retry_after_s: when the collector wants to hear of it again; None: it did not say.
     """
 
-    def __init__(self, code: str, transient: bool, retry_after_s: float | None) -> None:
+    def __init__(self, code: str, said: str, transient: bool, retry_after_s: float | None) -> None:
         super().__init__(code)
         self.code = code
+        self.said = said
         self.transient = transient
         self.retry_after_s = retry_after_s
 
@@ -111,7 +114,8 @@ class OtlpChannel:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> ExportFailed:
-    return ExportFailed(error.code().name, error.code() in _TRANSIENT, _retry_after_s(error))
+    said = (error.details() or "")[:_MOST_SAID]
+    return ExportFailed(error.code().name, said, error.code() in _TRANSIENT, _retry_after_s(error))
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:

@@ -39,6 +39,19 @@ def test_every_call_carries_the_key_over_tls(certificates: Certificates) -> None
         assert {seen["authorization"] for seen in server.seen.metadata} == {f"Bearer {API_KEY}"}
 
 
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", "# Főtanúsítvány\n".encode()], ids=["byte order mark", "comment"])
+def test_other_letters_in_the_file_of_authorities_do_no_harm(
+    certificates: Certificates, tmp_path: pathlib.Path, before: bytes
+) -> None:
+    authorities = tmp_path / "ca.pem"
+    authorities.write_bytes(before + pathlib.Path(certificates.ca.certificate).read_bytes())
+    with (
+        secured_server(certificates) as server,
+        Client(server.address, api_key=API_KEY, tls=Tls(ca=authorities)) as client,
+    ):
+        assert client.complete("hello").text == answer(2)
+
+
 async def test_async_calls_carry_the_key_over_tls(certificates: Certificates) -> None:
     tls = Tls(ca=certificates.ca.certificate)
     with secured_server(certificates) as server:

@@ -12,8 +12,10 @@ import click.testing
 import pytest
 import structlog
 from cryptography import x509
+from tests.service.auth.credentials_case import replace
 
 from headrace_credentials.server_tls import ServerTls, TlsFiles
+from headrace_service.auth import certificates
 from headrace_service.auth.api_keys import ApiKey, KeyFile, Limits
 from headrace_service.auth.certs_command import certs
 from headrace_service.auth.key_ring import KeyRing
@@ -241,3 +243,32 @@ def test_without_a_ca_nothing_is_signed(tmp_path: pathlib.Path) -> None:
     run_certs("init", tmp_path / "certs")
     (tmp_path / "certs" / "ca.key").chmod(0o644)
     assert "everybody may read it" in run_certs("client", tmp_path / "certs", "app").stderr
+
+
+def test_no_certificate_outlives_its_ca(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "certs"
+    refused = run_certs("init", folder, "--ca-days", 10, "--days", 11)
+    assert refused.exit_code == 2 and "--ca-days, 10" in refused.stderr
+    assert run_certs("init", folder, "--ca-days", 10, "--days", 10).exit_code == 0
+    refused = run_certs("server", folder, "--replace")
+    assert refused.exit_code == 1 and "is valid for 10 more days" in refused.stderr
+    assert run_certs("server", folder, "--replace", "--days", 10).exit_code == 0
+    assert run_certs("client", folder, "app", "--days", 10).exit_code == 0
+
+
+def test_a_ca_that_nobody_would_trust_signs_nothing(tmp_path: pathlib.Path) -> None:
+    folder, other = tmp_path / "certs", tmp_path / "other"
+    for each in (folder, other):
+        run_certs("init", each)
+    key = (folder / "ca.key").read_bytes()
+    for wrong, why in (((other / "ca.key").read_bytes(), "is not the key of"), (b"x", "holds no private key")):
+        replace(folder / "ca.key", wrong)
+        refused = run_certs("client", folder, "app")
+        assert refused.exit_code == 1 and f"ca.key: {why}" in refused.stderr
+    replace(folder / "ca.key", key)
+    expired = certificates.new_ca("CA", 0)
+    replace(folder / "ca.key", expired.key_pem())
+    replace(folder / "ca.pem", expired.certificate_pem())
+    refused = run_certs("client", folder, "app")
+    assert refused.exit_code == 1 and "ca.pem: has expired" in refused.stderr
+    assert not (folder / "app.pem").exists()

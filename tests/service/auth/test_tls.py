@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import pathlib
 import socket
 import ssl
@@ -15,6 +16,8 @@ import grpc
 import pytest
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from tests.service.auth.credentials_case import CertificateFolder, bearer, channel, entry, replace, write_keys
 from tests.service.harness import Running, events_of, running_service, text_of
 
@@ -189,6 +192,16 @@ def _other(files: CertificateFolder) -> certificates.Identity:
     return certificates.new_server(certificates.new_ca("x", 1), ("127.0.0.1",), 1)
 
 
+def _of_key(files: CertificateFolder, key: Any) -> certificates.Identity:
+    """A certificate of the folder's CA for another kind of key."""
+    like = certificates.new_server(files.ca, ("localhost", "127.0.0.1"), 1).certificate
+    builder = x509.CertificateBuilder(like.issuer, like.subject, key.public_key(), like.serial_number)
+    builder = builder.not_valid_before(like.not_valid_before_utc).not_valid_after(like.not_valid_after_utc)
+    for extension in like.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return certificates.Identity(key, builder.sign(files.ca.key, hashes.SHA256()))
+
+
 # What is done to the files, by name.
 _INVALID: dict[str, Callable[[CertificateFolder], Any]] = {
     "no PEM": lambda files: replace(files.certificate, b"not PEM"),
@@ -200,6 +213,12 @@ _INVALID: dict[str, Callable[[CertificateFolder], Any]] = {
     "gone": lambda files: files.certificate.unlink(),
     "key readable by all": lambda files: replace(files.key, files.key.read_bytes() + b"\n", mode=0o644),
     "certificate writable by all": lambda files: replace(files.certificate, files.certificate.read_bytes(), mode=0o666),
+    "chain cut off": lambda files: replace(
+        files.certificate, files.certificate.read_bytes() + files.ca.certificate_pem()[:300]
+    ),
+    "key of Ed25519": lambda files: files.put(_of_key(files, ed25519.Ed25519PrivateKey.generate())),
+    "key on P-521": lambda files: files.put(_of_key(files, ec.generate_private_key(ec.SECP521R1()))),
+    "RSA of 1,024 bits": lambda files: files.put(_of_key(files, rsa.generate_private_key(65537, 1024))),
     "client CA is none": lambda files: replace(files.folder / "ca.pem", b"-----BEGIN"),
 }
 
@@ -230,15 +249,71 @@ def test_files_that_are_invalid_are_logged_once_and_the_certificate_in_force_sta
     assert tls.expires > expires
 
 
-def test_files_that_are_valid_again_are_logged_as_such(files: CertificateFolder) -> None:
-    settings = files.settings()
-    tls = ServerTls(TlsFiles(settings["tls_cert"], settings["tls_key"], None), LOG)
-    content = files.certificate.read_bytes()
+def test_that_files_are_valid_again_is_logged_and_their_next_fault_too(files: CertificateFolder) -> None:
+    tls = ServerTls(TlsFiles(files.certificate, files.key, None), LOG)
+    valid = files.certificate.read_bytes()
     with structlog.testing.capture_logs() as lines:
-        for written in (b"", content, content, b"", content):
-            replace(files.certificate, written)
-            tls.reload()
+        for _ in range(2):
+            for content in (b"", valid):
+                replace(files.certificate, content)
+                tls.reload()
+                tls.reload()
     assert [line["event"] for line in lines] == ["tls.not_reloaded", "tls.reloaded"] * 2
+
+
+def test_a_certificate_that_expires_in_force_is_logged_once(
+    files: CertificateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ServerTls(TlsFiles(files.certificate, files.key, None), LOG)
+    at = expires = tls.expires
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return at
+
+    with structlog.testing.capture_logs() as lines:
+        with monkeypatch.context() as patched:
+            patched.setattr(datetime, "datetime", Clock)
+            for after in (-1, 0, 1, 2):
+                at = expires + datetime.timedelta(seconds=after)
+                tls.reload()
+                assert [line["event"] for line in lines] == ["tls.not_reloaded"] * (after >= 0)
+        assert "has expired" in lines[0]["why"]
+        files.put(certificates.new_server(files.ca, ("localhost",), 5))
+        tls.reload()
+    assert lines[-1]["event"] == "tls.reloaded"
+
+
+# What editors and hands leave of a file that holds the right certificates.
+_LEFT: dict[str, Callable[[bytes], bytes]] = {
+    "byte order mark": lambda pem: b"\xef\xbb\xbf" + pem,
+    "spaces before lines": lambda pem: b"  " + pem.replace(b"\n-----BEGIN", b"\n  -----BEGIN"),
+    "CR LF": lambda pem: pem.replace(b"\n", b"\r\n"),
+    "CR alone": lambda pem: pem.replace(b"\n", b"\r"),
+    "no line between certificates": lambda pem: pem.replace(b"\n-----BEGIN", b"-----BEGIN").strip(),
+    "a comment": lambda pem: "# Autorität\n".encode() + pem,
+}
+
+
+@pytest.mark.parametrize("name", _LEFT)
+async def test_what_editors_leave_in_a_file_is_served(files: CertificateFolder, name: str) -> None:
+    ours = certificates.new_client(files.ca, "app", 1)
+    chain = files.certificate.read_bytes() + files.ca.certificate_pem()
+    replace(files.certificate, _LEFT[name](chain))
+    replace(files.key, _LEFT[name](files.key.read_bytes()))
+    client_ca = replace(files.folder / "clients.pem", _LEFT[name](files.ca.certificate_pem()))
+    tls = ServerTls(TlsFiles(files.certificate, files.key, client_ca), LOG)
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", tls.port_credentials())
+    await server.start()
+    try:
+        # There is no such method, as a service says whose certificate was believed.
+        assert await list_models(f"127.0.0.1:{port}", files.channel_credentials(ours)) is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)
+    # OpenSSL was given the chain, too.
+    assert tls.ssl_context().get_ca_certs()
 
 
 async def test_what_openssl_made_is_served_as_well(

@@ -74,6 +74,32 @@ async def test_an_engine_of_another_authority_is_left_out_and_named(
         await engine.stop()
 
 
+async def test_a_key_that_cannot_be_read_is_named_once_and_followed(
+    model_path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ca, engine = new_ca("CA", 2), fake(model_path)
+    await engine.start(free_address(), server_credentials(ca))
+    files = client_files(tmp_path, ca)
+    key = files["engine_tls_key"].read_bytes()
+    with structlog.testing.capture_logs() as logged:
+        async with joined([engine.address], **files) as server:
+            await server.until_used(1)
+            (model,) = server.service.core.models
+            for _ in range(2):
+                files["engine_tls_key"].write_bytes(key[:100])
+                await engine.stop()
+                before = model.connection.num_attempts
+                await server.until(lambda attempts=before: model.connection.num_attempts > attempts + 3)
+                files["engine_tls_key"].write_bytes(key)
+                again = fake(model_path)
+                await again.start(engine.address, server_credentials(ca))
+                engine = again
+                await server.until_used(1)
+            await engine.stop()
+    named = [line["engine"] for line in logged if line["event"] == "engine.no_credentials"]
+    assert named == [engine.address] * 2, "once each time"
+
+
 class Flapping(FakeEngine):
     """An engine that welcomes every connection and ends it at once, as one does that crashes."""
 

@@ -6,6 +6,8 @@ aio_transport.py). Keyword arguments come in, an Endpoint goes out.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -20,11 +22,14 @@ from headrace.connections.channel import (
     RetryPolicy,
     channel_options,
 )
+from headrace.errors import invalid
 from headrace.security import Tls, bearer, is_local
 
 DEFAULT_SERVER = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 60.0
 MAX_CHANNELS = 64
+# gRPC counts nanoseconds of the epoch in 64 bits: a deadline of the year 2262 has passed at once.
+_LONGEST_TIMEOUT = 1e9
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -134,3 +139,16 @@ def _check_key(server: str, metadata: Metadata, *, encrypted: bool, allow_plaint
             f"api_key would go to {server} in the clear: give tls=True (or a Tls), or allow_plaintext_key=True if the "
             "network is trusted"
         )
+
+
+def call_timeout(timeout: float | None) -> float | None:
+    """Returns the timeout of a call as gRPC takes it; None, no limit, for one that it can't count.
+
+    Raises:
+        InvalidRequest: It is no number of seconds.
+    """
+    if timeout is None:
+        return None
+    if not isinstance(timeout, numbers.Real) or math.isnan(timeout):
+        raise invalid("timeout", f"must be a number of seconds (given: {timeout!r:.80})")
+    return timeout if timeout <= _LONGEST_TIMEOUT else None

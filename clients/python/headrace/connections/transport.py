@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from headrace.connections.connection import Endpoint
+from headrace.connections.connection import Endpoint, call_timeout
 from headrace.errors import from_rpc_error
 from headrace.rpc import Streaming, Unary
 
@@ -35,18 +35,18 @@ class Transport:
         if timeout is None and not call.takes_long:
             timeout = self._endpoint.timeout
         try:
-            response = self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
+            response = self._rpc(call.rpc)(call.request, timeout=call_timeout(timeout), metadata=self._metadata(call))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return call.convert(response)
 
     def stream(self, call: Streaming, timeout: float | None) -> Any:
         """Opens a call that answers with a stream."""
-        return self._rpc(call.rpc)(call.request, timeout=timeout, metadata=self._metadata(call))
+        return self._rpc(call.rpc)(call.request, timeout=call_timeout(timeout), metadata=self._metadata(call))
 
     def session(self, requests: Iterator[Any], timeout: float | None) -> Any:
         """Opens a session that sends what the iterator gives."""
-        return self._rpc("Session")(requests, timeout=timeout, metadata=self._endpoint.metadata)
+        return self._rpc("Session")(requests, timeout=call_timeout(timeout), metadata=self._endpoint.metadata)
 
     def close(self) -> None:
         """Closes all connections; calls that still run are cancelled."""

@@ -105,6 +105,8 @@ def assign_tools(request: ConversationRequest, options: ToolOptions) -> None:
         InvalidRequest: A value that the wire format cannot carry.
     """
     for index, tool in enumerate(options.get("tools") or ()):
+        if not isinstance(tool, Tool):
+            raise invalid(f"tools[{index}]", f"must be a headrace.Tool (given: {tool!r:.80})")
         _assign_tool(request.tools.add(), tool, f"tools[{index}]")
     choice = options.get("tool_choice")
     if choice in _MODES:
@@ -140,8 +142,10 @@ def _assign_tool(message: inference_pb2.Tool, tool: Tool, path: str) -> None:
 
 
 def _chat_message(index: int, given: Message | tuple[RoleName, str]) -> inference_pb2.ChatMessage:
-    message = given if isinstance(given, Message) else Message(*given)
     path = f"messages[{index}]"
+    if not isinstance(given, Message) and not (isinstance(given, list | tuple) and len(given) == 2):
+        raise invalid(path, f"must be a headrace.Message or a pair of role and text (given: {given!r:.80})")
+    message = given if isinstance(given, Message) else Message(*given)
     if message.role not in _ROLES:
         raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)} (given: {message.role!r:.80})")
     sent = inference_pb2.ChatMessage(role=_ROLES[message.role])

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from headrace.completion import Transcript
 from headrace.connections.channel import RetryPolicy
+from headrace.connections.connection import call_timeout
 from headrace.errors import HeadraceError, Internal, Unavailable
 from headrace.events import (
     Accepted,
@@ -44,6 +45,7 @@ class StreamState:
     def __init__(self, call: Streaming, timeout: float | None) -> None:
         self.call = call
         self.transcript = Transcript()
+        timeout = call_timeout(timeout)
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:

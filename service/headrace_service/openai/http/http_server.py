@@ -12,7 +12,7 @@ import contextlib
 import pathlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -36,10 +36,10 @@ class HttpServer(uvicorn.Server):
     Args:
         config: limits.
         app: answers requests.
-        tls: gives each HOST:PORT its certificate; None: they are plain.
+        tls: gives each connection to a HOST:PORT its certificate; None: they are plain.
     """
 
-    def __init__(self, config: ServiceConfig, app: ASGIApp, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: ServiceConfig, app: ASGIApp, tls: Callable[[], ssl.SSLContext] | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

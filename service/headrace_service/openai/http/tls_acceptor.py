@@ -21,7 +21,7 @@ class TlsAcceptor:
 
     Args:
         listener: the socket, which listens and is this object's from now on.
-        context: the certificate.
+        context: returns the certificate for the next connection.
         timeout_s: how long a handshake may take.
         new_protocol: makes the protocol of a connection.
         has_room: whether one more connection may be open, beside so many handshakes.
@@ -30,7 +30,7 @@ class TlsAcceptor:
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         timeout_s: float,
         new_protocol: Callable[[], asyncio.Protocol],
         has_room: Callable[[int], bool],
@@ -77,5 +77,5 @@ class TlsAcceptor:
         # A peer that breaks it off, or takes too long, gets no answer.
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._new_protocol, accepted, ssl=self._context, ssl_handshake_timeout=self._timeout_s
+                self._new_protocol, accepted, ssl=self._context(), ssl_handshake_timeout=self._timeout_s
             )

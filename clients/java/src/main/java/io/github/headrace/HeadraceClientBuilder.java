@@ -6,6 +6,7 @@ import io.grpc.InsecureChannelCredentials;
 import io.grpc.LoadBalancerRegistry;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
+import io.grpc.ManagedChannelRegistry;
 import io.grpc.Metadata;
 import io.grpc.stub.MetadataUtils;
 import java.time.Duration;
@@ -223,7 +224,7 @@ public final class HeadraceClientBuilder {
     private ManagedChannel connection(Tls settings) {
         ChannelCredentials credentials =
                 settings == null ? InsecureChannelCredentials.create() : settings.credentials();
-        ManagedChannelBuilder<?> builder = Grpc.newChannelBuilder(target, credentials)
+        ManagedChannelBuilder<?> builder = builder(credentials)
                 .defaultServiceConfig(serviceConfig(retry, balancing))
                 .disableServiceConfigLookUp()
                 .maxInboundMessageSize(MAX_RECEIVE_BYTES)
@@ -239,6 +240,15 @@ public final class HeadraceClientBuilder {
             builder.executor(executor);
         }
         return builder.build();
+    }
+
+    private ManagedChannelBuilder<?> builder(ChannelCredentials credentials) {
+        try {
+            return Grpc.newChannelBuilder(target, credentials);
+        } catch (ManagedChannelRegistry.ProviderNotFoundException unusable) {
+            // That is how gRPC says that certificates or keys can't be parsed.
+            throw new IllegalArgumentException("cannot use a TLS file: " + unusable.getMessage(), unusable);
+        }
     }
 
     private static Map<String, Object> serviceConfig(RetryPolicy retry, LoadBalancing balancing) {

@@ -4,6 +4,7 @@ import io.grpc.ChannelCredentials;
 import io.grpc.TlsChannelCredentials;
 import java.io.File;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 
@@ -74,7 +75,7 @@ public final class Tls {
         TlsChannelCredentials.Builder credentials = TlsChannelCredentials.newBuilder();
         try {
             if (authorities != null) {
-                credentials.trustManager(readable(authorities));
+                credentials.trustManager(holding(authorities, "CERTIFICATE-----"));
             }
             if (certificate != null) {
                 credentials.keyManager(readable(certificate), readable(privateKey));
@@ -85,9 +86,17 @@ public final class Tls {
         return credentials.build();
     }
 
+    /** The file, if it has the text: with an empty one each handshake would fail. */
+    private static File holding(Path file, String text) throws IOException {
+        if (!Files.readString(readable(file).toPath(), StandardCharsets.ISO_8859_1).contains(text)) {
+            throw new IOException(file + " holds no PEM certificate");
+        }
+        return file.toFile();
+    }
+
     private static File readable(Path file) throws IOException {
-        if (!Files.isReadable(file)) {
-            throw new IOException(file + " does not exist or may not be read");
+        if (!Files.isRegularFile(file) || !Files.isReadable(file)) {
+            throw new IOException(file + " does not exist, is no file or may not be read");
         }
         return file.toFile();
     }

@@ -1,6 +1,8 @@
 package io.github.headrace;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -9,13 +11,17 @@ import com.google.protobuf.Message;
 import io.grpc.LoadBalancerRegistry;
 import io.grpc.Metadata;
 import io.grpc.Status;
+import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -123,6 +129,29 @@ class OfflineTest {
         Duration second = Duration.ofSeconds(1);
         assertThrows(IllegalArgumentException.class, () -> new RetryPolicy(0, second, second, 1));
         assertThrows(IllegalArgumentException.class, () -> new RetryPolicy(1, Duration.ZERO, second, 1));
+    }
+
+    @Test
+    void aTimeoutBeyondWhatGrpcCountsIsNone() {
+        for (Duration timeout : List.of(ChronoUnit.FOREVER.getDuration(), Duration.ofDays(300 * 365))) {
+            assertNull(new Timeouts(timeout, null).start(false));
+            assertNull(new Timeouts(null, timeout).start(true));
+        }
+        assertNotNull(new Timeouts(null, Duration.ofDays(365)).start(true));
+    }
+
+    @Test
+    void aFileThatHoldsNoCertificateIsRefused(@TempDir Path folder) throws IOException {
+        HeadraceClientBuilder directory = HeadraceClient.builder("localhost:1").tls(Tls.authorities(folder));
+        assertTrue(assertThrows(IllegalArgumentException.class, directory::build).getMessage().contains("is no file"));
+        Path file = folder.resolve("ca.pem");
+        for (String content : List.of("", "-----BEGIN CERTIFICATE-----\nAAAA\n",
+                "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")) {
+            Files.writeString(file, content);
+            HeadraceClientBuilder builder = HeadraceClient.builder("localhost:1").tls(Tls.authorities(file));
+            IllegalArgumentException refused = assertThrows(IllegalArgumentException.class, builder::build, content);
+            assertTrue(refused.getMessage().contains("a TLS file"), refused.getMessage());
+        }
     }
 
     @Test
