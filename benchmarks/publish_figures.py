@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from benchmarks.engine_records import is_typical, weights_name
 from benchmarks.placed_text import placed
 from benchmarks.results_table import share_of_floor
 
@@ -25,11 +25,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGE = "docs/figures.md"
 # Older runs are of code that has little left.
 _SHOWN_SINCE = "2026-11-24"
-# Parts of files' names that say that the code was not kept, or something else ran beside it.
-_COMPARED = re.compile(r"before|old|two-steps|no-|all-sums|padded|slow-host|all-rows|whole-experts")
-# The only setting that a run may have: it names a kind of weights.
-_SHOWN_SETTING = re.compile(r"--set quantize_activations=\S+")
-
 Record = dict[str, Any]
 
 
@@ -94,24 +89,12 @@ def table(found: Iterable[Run]) -> str:
 
 def _is_shown(run: Run) -> bool:
     record = run.record
-    if record["date"] < _SHOWN_SINCE or _COMPARED.search(run.file) or record.get("cut"):
-        return False
-    has_others = "--set" in _SHOWN_SETTING.sub("", record["command"].replace('"', ""))
-    return not has_others and record["kv_dtype"] == record["dtype"]
+    return is_typical(record, run.file) and record["date"] >= _SHOWN_SINCE and record["kv_dtype"] == record["dtype"]
 
 
 def _row(record: Record) -> _Row:
     gpu = record["gpu"].removeprefix("NVIDIA ").split(" ")[0]
-    return _Row(gpu, record.get("gpus") or 1, record["shape"], _weights(record))
-
-
-def _weights(record: Record) -> str:
-    command = record["command"]
-    if "--files fp8_blocks" in command:
-        return "fp8 in blocks"
-    kind: str = record["quant"] or record["dtype"]
-    head = f", {record['quant_head']} head" if record.get("quant_head") else ""
-    return kind + head + (", fp8 activations" if _SHOWN_SETTING.search(command.replace('"', "")) else "")
+    return _Row(gpu, record.get("gpus") or 1, record["shape"], weights_name(record))
 
 
 def _cell(run: Run | None, column: _Column) -> str:
@@ -122,7 +105,7 @@ def _cell(run: Run | None, column: _Column) -> str:
     shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
     link = f"[{shown}{column.unit}](../benchmarks/results/{run.file})"
     # Floors without that ceiling count products of FP8 at the rate of bf16.
-    counts_fp8 = "fp8" not in _weights(run.record) or "fp8_gemm_m8192_tflop_s" in run.record["ceilings"]
+    counts_fp8 = "fp8" not in weights_name(run.record) or "fp8_gemm_m8192_tflop_s" in run.record["ceilings"]
     share = share_of_floor(value, run.record["floor"].get(column.field), column.more_is_better)
     is_whole = share is not None and (counts_fp8 or column.workload == "single")
     return f"{link}, {share:.0%}" if is_whole else link

@@ -6,10 +6,10 @@ Each figure from the result files stands beside its roofline, and what was not m
     build/scaling.png
 
 Takes records of `bench_engine` (single, burst256, mix1000) and of `bench_communication`; of several
-about the same engine and workload the youngest. A roofline is the floor that a result states: the
-workload served at the ceilings of its own run, ranks sharing all work evenly and exchanging
-nothing. For a number of ranks that was not measured it is that of the nearest one that was, shared
-among as many as there would be.
+about the same engine and workload the youngest, without those that were measured to compare. A
+roofline is the floor that a result states: the workload served at the ceilings of its own run,
+ranks sharing all work evenly and exchanging nothing. For a number of ranks that was not measured it
+is that of the nearest one that was, shared among as many as there would be.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+
+from benchmarks.engine_records import is_typical, weights_name
 
 RANKS = (1, 2, 4, 8)
 # Workload -> what it is about, its unit, and whether more is better.
@@ -70,8 +72,7 @@ def collected(records: Iterable[dict[str, Any]]) -> dict[Subject, dict[int, Poin
 
 
 def _model(record: dict[str, Any]) -> str:
-    parts = [record["shape"], record["quant"] or record["dtype"]]
-    parts += [f"output layer {record['quant_head']}"] if record.get("quant_head") else []
+    parts = [record["shape"], weights_name(record)]
     parts += [f"cache {record['kv_dtype']}"] if record["kv_dtype"] != record["dtype"] else []
     return " ".join(parts)
 
@@ -176,8 +177,8 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     for file in options.files:
         value = json.loads(file.read_text())
-        # Not those that were cut short.
-        records += [each for each in (value if isinstance(value, list) else [value]) if not each.get("incomplete")]
+        found = value if isinstance(value, list) else [value]
+        records += [each for each in found if is_typical(each, file.name)]
     if not (subjects := collected(records)):
         parser.error("no file has a record of more than one GPU")
     if options.plot:
