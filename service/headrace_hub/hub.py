@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import httpx2
@@ -182,6 +182,12 @@ def fetch_small(name: HubName, commit: str, path: str) -> None:
             huggingface_hub.hf_hub_download(name.repo, path, revision=commit, tqdm_class=_NoBars, **_LIBRARY)
         except hub_errors.RemoteEntryNotFoundError:
             raise HubRefused(f"{name.repo} has no {path}") from None
+
+
+def fetch_if_there(name: HubName, commit: str, path: str) -> None:
+    """Does `fetch_small` where the repository has the file. Raises HubRefused."""
+    with explained(name), suppress(hub_errors.RemoteEntryNotFoundError):
+        huggingface_hub.hf_hub_download(name.repo, path, revision=commit, tqdm_class=_NoBars, **_LIBRARY)
 
 
 def link_snapshot(name: HubName, commit: str, paths: Sequence[str]) -> None:

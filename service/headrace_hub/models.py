@@ -95,12 +95,16 @@ def found_or_pulled(name: HubName) -> FoundModel:
 
 
 def config_folder(name: HubName) -> pathlib.Path:
-    """A folder with the model's config.json, fetched alone if need be. Raises HubRefused."""
+    """A folder with the model's config.json and, of weights in shards, their index.
+
+    Fetched if need be, without any weights. Raises HubRefused.
+    """
     cache = _cache(name)
     commit = cache.commit(name.branch)
     if commit is None or not (cache.snapshot(commit) / choice.CONFIG_FILE).is_file():
         commit = hub.commit_of(name)
         hub.fetch_small(name, commit, choice.CONFIG_FILE)
+        hub.fetch_if_there(name, commit, choice.INDEX_FILE)
     return cache.snapshot(commit)
 
 

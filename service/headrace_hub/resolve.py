@@ -31,7 +31,8 @@ class Need(enum.StrEnum):
     FETCHED = "fetched"
     # All of it, and nothing is fetched.
     CACHED = "cached"
-    # config.json in a folder, from the hub if the cache lacks it.
+    # config.json in a folder, and the weights' index if there is one, from the hub if the cache
+    # lacks them.
     CONFIG = "config"
 
 

@@ -206,6 +206,15 @@ def test_only_the_configuration_comes_for_a_plan(server_hub: HubServer) -> None:
     assert {asked.path.rpartition("/")[2] for asked in server_hub.bytes_asked()} == {"config.json"}
 
 
+def test_the_index_of_weights_in_shards_comes_for_a_plan_too(server_hub: HubServer) -> None:
+    shards = {f"model-0000{number}-of-00002.safetensors": b"x" for number in (1, 2)}
+    index = {"model.safetensors.index.json": b'{"weight_map": {}}'}
+    server_hub.add("acme/tiny", {"config.json": b"{}", **index, **shards})
+    folder = models.config_folder(TINY)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors.index.json"]
+    assert models.config_folder(TINY) == folder
+
+
 def test_a_plan_of_a_repository_without_a_configuration_is_refused(server_hub: HubServer) -> None:
     server_hub.add("acme/tiny", {"m.gguf": b"x"})
     with pytest.raises(HubRefused, match="^acme/tiny has no config.json$"):

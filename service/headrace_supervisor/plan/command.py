@@ -100,7 +100,7 @@ class _Lengths(NamedTuple):
     "--model",
     shell_complete=files,
     metavar="MODEL",
-    help="model folder, or ORG/NAME of a hub, of which config.json alone is fetched",
+    help="model folder, or ORG/NAME of a hub, of which no weights are fetched",
 )
 @click.option("--gpu", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="kind of GPU")
 @click.option("--gpus", type=click.IntRange(1, 8), default=1, show_default=True, help="GPUs of one machine")
