@@ -155,7 +155,7 @@ def test_a_request_that_fits_no_plan_of_a_new_worker_ends_alone() -> None:
     harness.worker = harness.new_worker()
     harness.engine.worker_ready(harness.num_blocks, plan_bytes=harness.plan_bytes)
     harness.run()
-    assert long.ends[0].reason is EndReason.ERROR and "the limit is 1024" in long.ends[0].error
+    assert long.ends[0].reason is EndReason.ERROR and "the limit is 1024" in long.ends[0].unfit
     assert short.ends[0].reason is EndReason.LENGTH
 
 

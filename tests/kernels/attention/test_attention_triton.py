@@ -154,7 +154,7 @@ def test_decodes_at_the_edges_of_splits_equal_fp64(rows: list[tuple[int, int]]) 
 
 
 def test_more_splits_than_one_pass_of_merging_takes() -> None:
-    case = Case(Shape(2, 1, 16), [(64 * 70, 1)], DEVICE)
+    case = Case(Shape(2, 1, 16), [(64 * 330, 1)], DEVICE)
     assert case.step.decode is not None and int(case.step.decode.splits[0, 2]) > 64
     check(case)
 

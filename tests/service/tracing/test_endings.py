@@ -15,6 +15,7 @@ import grpc
 import pytest
 import pytest_asyncio
 import yaml
+from google.rpc import code_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 from tests.service.api.test_session import Collected, read_until, submit
 from tests.service.auth.credentials_case import bearer, entry, write_keys
@@ -180,6 +181,12 @@ async def can_not_be_met(traced: TracedService) -> None:
     await events_of(call)
 
 
+async def fits_no_more(traced: TracedService) -> None:
+    call = await begun(traced)
+    traced.engine.end_with_error(request_of(traced), "spec: needs 9 blocks of 8", code_pb2.RESOURCE_EXHAUSTED)
+    await events_of(call)
+
+
 async def service_fails(traced: TracedService) -> None:
     call = await begun(traced)
 
@@ -207,6 +214,7 @@ WAYS: dict[str, Callable[[TracedService], Awaitable[None]]] = {
     "the engine was lost": engine_lost,
     "the server shut down": shut_down,
     "it could not be met, as showed while it was generated": can_not_be_met,
+    "it fits no more, as the cache or its key's share became smaller": fits_no_more,
     "the engine failed at this request": engine_fails,
     "the service failed": service_fails,
 }
