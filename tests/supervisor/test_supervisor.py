@@ -37,8 +37,10 @@ class Run:
     ) -> None:
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        # The suite itself may run under nohup.
+        hangs_up = ("env", "--default-signal=HUP")
         self.process = subprocess.Popen(
-            [*inside, sys.executable, str(DRIVER), str(folder), backend, service, str(grace_s)],
+            [*hangs_up, *inside, sys.executable, str(DRIVER), str(folder), backend, service, str(grace_s)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
 
