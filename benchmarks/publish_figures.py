@@ -25,6 +25,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGE = "docs/figures.md"
 # Older runs are of code that has little left.
 _SHOWN_SINCE = "2026-11-24"
+
 Record = dict[str, Any]
 
 
@@ -107,8 +108,9 @@ def _cell(run: Run | None, column: _Column) -> str:
     # Floors without that ceiling count products of FP8 at the rate of bf16.
     counts_fp8 = "fp8" not in weights_name(run.record) or "fp8_gemm_m8192_tflop_s" in run.record["ceilings"]
     share = share_of_floor(value, run.record["floor"].get(column.field), column.more_is_better)
-    is_whole = share is not None and (counts_fp8 or column.workload == "single")
-    return f"{link}, {share:.0%}" if is_whole else link
+    # One request's time is its bytes', whatever products take.
+    is_shown = share is not None and (counts_fp8 or column.workload == "single")
+    return f"{link}, {share:.0%}" if is_shown else link
 
 
 def main() -> int:
