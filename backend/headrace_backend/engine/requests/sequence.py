@@ -237,11 +237,11 @@ class Sequence:
         return self.num_tokens - self.num_prompt_tokens - len(self.tokens)
 
     def take_draft_limit(self) -> int:
-        """Most drafts that the step being planned may verify; it is asked for once.
+        """Most drafts that the step being planned may verify; asked for once a step.
 
-        None once behind a step that had some and settled nothing, and none where tokens must come
-        that are not computed as such only because it is not known how many of them are drafted:
-        then it is known once that was read.
+        0 in the first step behind one that had drafts and settled nothing, of which this forgets.
+        0 also where tokens must come that are not computed as such only because it is not known how
+        many of them are drafted: then it is known once that was read.
         """
         if self.was_held_up:
             self.was_held_up = False
